@@ -1,0 +1,15 @@
+"""The Vision Transformer in JAX, to be run: the same pieces under the same names.
+
+Each piece is `y = piece(p, x)` where the NumPy twin has `y, back = piece(p, x)`;
+`jax.vjp(piece, p, x)` gives that pair. Nothing here is jitted: jit the whole step.
+"""
+
+from .attention import attention, scaled_dot_product, softmax
+from .dropout import dropout
+from .head import head, pool, pre_logits
+from .losses import sigmoid_cross_entropy, smooth_labels, softmax_cross_entropy
+from .mlp import dense, gelu, mlp
+from .norms import layer_norm
+from .patches import patch_embedding, patchify, unpatchify
+from .positions import add_class_token, add_positions
+from .vit import encoder, encoder_block, scan_blocks, vit

@@ -1,0 +1,27 @@
+"""Images to patches and back, and the linear embedding of patches (eq. 1)."""
+
+from ..shapes import check_images, pair, patch_grid
+from .mlp import dense
+
+
+def patchify(images, patch):  # [B, height, width, C] -> [B, height/P, width/P, P*P*C]
+    """Cut images into non-overlapping P x P patches, flattened row by row, channel last."""
+    rows, columns = pair(patch)
+    batch, height, width, channels = images.shape
+    h, w = patch_grid(height, width, patch)
+    patches = images.reshape(batch, h, rows, w, columns, channels).swapaxes(2, 3)
+    return patches.reshape(batch, h, w, rows * columns * channels)
+
+
+def unpatchify(patches, patch):  # [B, h, w, P*P*C] -> [B, h*P, w*P, C]
+    """The inverse of `patchify`."""
+    rows, columns = pair(patch)
+    batch, h, w, _ = patches.shape
+    grid = patches.reshape(batch, h, w, rows, columns, -1)
+    return grid.swapaxes(2, 3).reshape(batch, h * rows, w * columns, -1)
+
+
+def patch_embedding(p, images):  # [B, height, width, C] -> [B, height/P, width/P, D]
+    """Project every patch to D numbers: a convolution whose stride is its kernel size."""
+    check_images(images.shape, p["kernel"].shape)
+    return dense(p, patchify(images, p["kernel"].shape[:2]))

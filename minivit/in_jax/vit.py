@@ -1,0 +1,87 @@
+"""The Vision Transformer: blocks, encoder, and the whole model."""
+
+import jax
+
+from ..shapes import depth
+from .attention import attention
+from .dropout import dropout, split
+from .head import head, pool, pre_logits
+from .mlp import mlp
+from .norms import layer_norm
+from .patches import patch_embedding
+from .positions import add_class_token, add_positions
+
+
+def encoder_block(p, x, *, gelu_form="tanh", epsilon=1e-6, rate=0.0, rng=None, out=None):
+    # [B, N, D] -> [B, N, D]
+    """Attention, then MLP, each on a normalised copy and added to its input (eqs. 2 and 3)."""
+    rng_attention, rng_mlp = split(rng, 2)
+    a = layer_norm(p["LayerNorm_0"], x, epsilon)
+    b = attention(p["MultiHeadDotProductAttention_1"], a, out=out)
+    middle = x + dropout(b, rate, rng_attention)
+    c = layer_norm(p["LayerNorm_2"], middle, epsilon)
+    d = mlp(p["MlpBlock_3"], c, gelu_form=gelu_form, rate=rate, rng=rng_mlp)
+    if out is not None:
+        out |= {"ln1": a, "mha": b, "ln2": c, "mlp": d}
+    return middle + d
+
+
+def scan_blocks(p, x, *, rng=None, **options):  # [B, N, D] -> [B, N, D]
+    """The blocks as one loop over their parameters, stacked on a leading axis.
+
+    XLA then compiles one block instead of L, and does not fuse the whole residual chain into
+    transposed copies. Rematerialised, the backward pass computes each block again instead of
+    storing its insides. On a CPU both make it faster than the plain loop.
+    """
+
+    def body(x, step):
+        return encoder_block(step[0], x, rng=step[1], **options), None
+
+    keys = None if rng is None else jax.random.split(rng, len(jax.tree.leaves(p)[0]))
+    return jax.lax.scan(jax.checkpoint(body), x, (p, keys))[0]
+
+
+def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
+    # [B, N, D] -> [B, N, D]
+    """Add positions, apply the blocks in the order of their numbers, normalise.
+
+    Stacked blocks (`params.stack_blocks`) are scanned, and `out` does not see inside them.
+    """
+    rng_positions, rng_blocks = split(rng, 2)
+    options |= {"epsilon": epsilon, "rate": rate}
+    if "posembed_input" in p:
+        x = add_positions(p["posembed_input"], x)
+    x = dropout(x, rate, rng_positions)
+    if out is not None:
+        out["tokens"] = x
+    if "encoderblock" in p:
+        x = scan_blocks(p["encoderblock"], x, rng=rng_blocks, **options)
+    for i, key in enumerate(split(rng_blocks, depth(p))):
+        inside = {}
+        x = encoder_block(p[f"encoderblock_{i}"], x, rng=key, out=inside, **options)
+        if out is not None:
+            out[f"block{i}"] = x
+            out |= {f"block{i}_{name}": value for name, value in inside.items()}
+    return layer_norm(p["encoder_norm"], x, epsilon)
+
+
+def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, classes]
+    """The whole model (eqs. 1 to 4): images in [-1, 1] to class scores.
+
+    Options and the names that a dictionary `out` receives are those of the NumPy twin; `rng` is
+    a JAX key. Under `jax.jit`, make `out` inside the function and return it.
+    """
+    grid = patch_embedding(p["embedding"], images)
+    x = grid.reshape(len(grid), -1, grid.shape[-1])
+    if "cls" in p:
+        x = add_class_token(p["cls"], x)
+    encoded = encoder(p["Transformer"], x, out=out, **options)
+    y = pool(encoded, token="cls" in p)
+    if "pre_logits" in p:
+        y = pre_logits(p["pre_logits"], y)
+    features = y
+    if "head" in p:
+        y = head(p["head"], y)
+    if out is not None:
+        out |= {"patch_embedding": grid, "encoded": encoded, "pre_logits": features, "logits": y}
+    return y

@@ -1,0 +1,26 @@
+"""Normalisation of activations."""
+
+import numpy as np
+
+
+def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
+    """Give every token mean 0 and variance 1, then scale and shift each feature (section 3.1).
+
+    The variance is that of the centred values and divides by D, not D - 1. The official models
+    use epsilon 1e-6 (timm too; Hugging Face 1e-12).
+    """
+    centred = x - x.mean(-1, keepdims=True)
+    deviation = np.sqrt((centred * centred).mean(-1, keepdims=True) + epsilon)
+    normal = centred / deviation
+    y = normal * p["scale"] + p["bias"]
+
+    def back(dy):  # keeps `normal` and `deviation`: x itself is not needed again
+        axes = tuple(range(dy.ndim - 1))
+        dp = {"scale": (dy * normal).sum(axes), "bias": dy.sum(axes)}
+        # Mean and variance depend on every entry of the row: their share is projected out.
+        dnormal = dy * p["scale"]
+        shift = dnormal.mean(-1, keepdims=True)
+        stretch = (dnormal * normal).mean(-1, keepdims=True)
+        return dp, (dnormal - shift - normal * stretch) / deviation
+
+    return y, back

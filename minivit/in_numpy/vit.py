@@ -1,0 +1,104 @@
+"""The Vision Transformer: blocks, encoder, and the whole model."""
+
+from ..shapes import depth
+from .attention import attention
+from .dropout import dropout
+from .head import head, pool, pre_logits
+from .mlp import mlp
+from .norms import layer_norm
+from .patches import patch_embedding
+from .positions import add_class_token, add_positions
+
+
+def encoder_block(p, x, *, gelu_form="tanh", epsilon=1e-6, rate=0.0, rng=None, out=None):
+    # [B, N, D] -> [B, N, D]
+    """Attention, then MLP, each on a normalised copy and added to its input (eqs. 2 and 3)."""
+    a, back_norm1 = layer_norm(p["LayerNorm_0"], x, epsilon)
+    b, back_attention = attention(p["MultiHeadDotProductAttention_1"], a, out=out)
+    kept, back_drop = dropout(b, rate, rng)
+    middle = x + kept
+    c, back_norm2 = layer_norm(p["LayerNorm_2"], middle, epsilon)
+    d, back_mlp = mlp(p["MlpBlock_3"], c, gelu_form=gelu_form, rate=rate, rng=rng)
+    if out is not None:
+        out |= {"ln1": a, "mha": b, "ln2": c, "mlp": d}
+
+    def back(dy):
+        dmlp, dc = back_mlp(dy)
+        dnorm2, dmiddle = back_norm2(dc)
+        dmiddle = dmiddle + dy
+        dattention, da = back_attention(back_drop(dmiddle))
+        dnorm1, dx = back_norm1(da)
+        dp = {"LayerNorm_0": dnorm1, "MultiHeadDotProductAttention_1": dattention}
+        return dp | {"LayerNorm_2": dnorm2, "MlpBlock_3": dmlp}, dx + dmiddle
+
+    return middle + d, back
+
+
+def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
+    # [B, N, D] -> [B, N, D]
+    """Add positions, apply the blocks in the order of their numbers, normalise."""
+    dp, backs = {}, []
+    if "posembed_input" in p:
+        x, back_positions = add_positions(p["posembed_input"], x)
+    x, back_drop = dropout(x, rate, rng)
+    if out is not None:
+        out["tokens"] = x
+    for i in range(depth(p)):
+        inside = None if out is None else {}
+        x, back_block = encoder_block(
+            p[f"encoderblock_{i}"], x, epsilon=epsilon, rate=rate, rng=rng, out=inside, **options
+        )
+        backs.append(back_block)
+        if out is not None:
+            out[f"block{i}"] = x
+            out |= {f"block{i}_{name}": value for name, value in inside.items()}
+    y, back_norm = layer_norm(p["encoder_norm"], x, epsilon)
+
+    def back(dy):
+        dp["encoder_norm"], dx = back_norm(dy)
+        for i in reversed(range(len(backs))):
+            dp[f"encoderblock_{i}"], dx = backs[i](dx)
+        dx = back_drop(dx)
+        if "posembed_input" in p:
+            dp["posembed_input"], dx = back_positions(dx)
+        return dp, dx
+
+    return y, back
+
+
+def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, classes]
+    """The whole model (eqs. 1 to 4): images in [-1, 1] to class scores.
+
+    The parameters carry the architecture. Without `cls` the tokens are averaged, without
+    `posembed_input` order is invisible, without `head` the result is the features [B, D].
+    Options: gelu_form "tanh" or "erf"; epsilon of LayerNorm; rate and rng of dropout.
+    A dictionary `out` receives the intermediates by name: patch_embedding, tokens,
+    block{i} and its _ln1, _attention, _mha, _ln2, _mlp, then encoded, pre_logits, logits.
+    """
+    grid, back_embedding = patch_embedding(p["embedding"], images)
+    x = grid.reshape(len(grid), -1, grid.shape[-1])
+    if "cls" in p:
+        x, back_cls = add_class_token(p["cls"], x)
+    encoded, back_encoder = encoder(p["Transformer"], x, out=out, **options)
+    y, back_pool = pool(encoded, token="cls" in p)
+    if "pre_logits" in p:
+        y, back_pre_logits = pre_logits(p["pre_logits"], y)
+    features = y
+    if "head" in p:
+        y, back_head = head(p["head"], y)
+    if out is not None:
+        out |= {"patch_embedding": grid, "encoded": encoded, "pre_logits": features, "logits": y}
+
+    def back(dy):
+        dp = {}
+        if "head" in p:
+            dp["head"], dy = back_head(dy)
+        if "pre_logits" in p:
+            dp["pre_logits"], dy = back_pre_logits(dy)
+        dp["Transformer"], dx = back_encoder(back_pool(dy))
+        if "cls" in p:
+            dp["cls"], dx = back_cls(dx)
+        dp["embedding"], dimages = back_embedding(dx.reshape(grid.shape))
+        return dp, dimages
+
+    return y, back
