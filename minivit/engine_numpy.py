@@ -56,10 +56,10 @@ class NumPyEngine:
     def step(self, step, images, labels, learning_rate):  # -> mean loss, accuracy
         """Train on one batch; every thread's gradient counts by its number of images."""
         threads = min(self.threads, len(images))
-        shares = zip(np.array_split(images, threads), np.array_split(labels, threads))
+        parts = np.array_split(images, threads), np.array_split(labels, threads)
         jobs = [
             (part, answers, np.random.default_rng([self.seed, step, i]))
-            for i, (part, answers) in enumerate(shares)
+            for i, (part, answers) in enumerate(zip(*parts, strict=True))
         ]
         results = list(self.pool.map(lambda job: self.share(*job), jobs))
         weights = [len(part) / len(images) for part, _, _ in jobs]

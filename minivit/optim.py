@@ -15,11 +15,11 @@ import numpy as np
 from .params import flatten, is_kernel, tree_map, unflatten
 
 
-def schedule(step, *, base, total, warmup=0, decay="cosine", end=None):  # -> learning rate
+def schedule(step, *, base, total, warmup=0, decay="cosine", end=1e-5):  # -> learning rate
     """The official learning rate: a linear ramp times a cosine or linear decay.
 
     Counts from 0: with a warm-up the first step has rate 0, as in vit_jax, and from `total` on
-    the last value stays. `linear` ends at `end`, 1e-5 as in vit_jax unless given; cosine at 0.
+    the last value stays. Cosine ends at 0, linear at `end` (1e-5 as in vit_jax).
     """
     step, base = float(step), float(base)
     if warmup < 0 or total < warmup:
@@ -30,7 +30,6 @@ def schedule(step, *, base, total, warmup=0, decay="cosine", end=None):  # -> le
     if decay == "cosine":
         rate = base * 0.5 * (1 + math.cos(math.pi * progress))
     elif decay == "linear":
-        end = 1e-5 if end is None else end
         rate = end + (base - end) * (1 - progress)
     elif decay == "constant":
         rate = base
@@ -54,7 +53,8 @@ def clip_by_global_norm(grads, limit):  # -> gradients, their norm before
         return grads, norm
     xp = norm.__array_namespace__()
     factor = limit / xp.maximum(norm, limit)
-    return tree_map(lambda leaf: leaf * factor, grads), norm
+    with np.errstate(invalid="ignore"):  # an infinite gradient times zero; `adamw` skips it
+        return tree_map(lambda leaf: leaf * factor, grads), norm
 
 
 def keep_if_finite(norm, new, old):

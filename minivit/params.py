@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 
+from .shapes import pair
 from .variants import tokens
 
 
@@ -99,93 +100,81 @@ def unstack_blocks(p):  # Transformer/encoderblock/... -> Transformer/encoderblo
     return p | {"Transformer": rest}
 
 
-# --- The official initial distributions (vit_jax). Each draws from the same NumPy generator. ---
+def shapes(
+    variant, length, *, channels, classes, class_token=True, positions=True, representation=None
+):  # -> {name: shape}
+    """Official name and shape of every array of a ViT whose sequence has `length` tokens."""
+    d, m, h = variant.width, variant.mlp, variant.heads
+    block = {f"LayerNorm_{i}/{name}": (d,) for i in (0, 2) for name in ("scale", "bias")}
+    for name in ("query", "key", "value"):
+        block[f"MultiHeadDotProductAttention_1/{name}/kernel"] = (d, h, d // h)
+        block[f"MultiHeadDotProductAttention_1/{name}/bias"] = (h, d // h)
+    block["MultiHeadDotProductAttention_1/out/kernel"] = (h, d // h, d)
+    block["MultiHeadDotProductAttention_1/out/bias"] = (d,)
+    for i, (rows, columns) in enumerate([(d, m), (m, d)]):
+        block[f"MlpBlock_3/Dense_{i}/kernel"] = (rows, columns)
+        block[f"MlpBlock_3/Dense_{i}/bias"] = (columns,)
+    p, q = pair(variant.patch)
+    result = {"embedding/kernel": (p, q, channels, d), "embedding/bias": (d,)}
+    if class_token:
+        result["cls"] = (1, 1, d)
+    if positions:
+        result["Transformer/posembed_input/pos_embedding"] = (1, length, d)
+    for i in range(variant.blocks):
+        result |= {f"Transformer/encoderblock_{i}/{name}": s for name, s in block.items()}
+    result |= {f"Transformer/encoder_norm/{name}": (d,) for name in ("scale", "bias")}
+    if representation:
+        result["pre_logits/kernel"] = (d, representation)
+        result["pre_logits/bias"] = (representation,)
+    if classes is not None:
+        result["head/kernel"] = (representation or d, classes)
+        result["head/bias"] = (classes,)
+    return result
 
 
 def lecun_normal(rng, shape):
     """Normal, cut at two deviations, variance 1 / fan-in after the cut."""
-    fan_in = math.prod(shape[:-1])
-    draw = rng.standard_normal(shape)
-    while (outside := np.abs(draw) > 2).any():
-        draw[outside] = rng.standard_normal(outside.sum())
+    values = rng.standard_normal(shape)
+    while (outside := np.abs(values) > 2).any():
+        values[outside] = rng.standard_normal(outside.sum())
     # Cutting at two deviations leaves 0.8796 of the deviation.
-    return draw / (0.87962566103423978 * math.sqrt(fan_in))
+    return values / (0.87962566103423978 * math.sqrt(math.prod(shape[:-1])))
 
 
-def xavier_uniform(rng, rows, columns, shape):
+def xavier_uniform(rng, shape, rows):
     """Uniform with variance 2 / (rows + columns) of the matrix that the kernel stands for."""
-    limit = math.sqrt(6 / (rows + columns))
+    limit = math.sqrt(6 / (rows + math.prod(shape) / rows))
     return rng.uniform(-limit, limit, shape)
 
 
-def initialise_block(rng, variant):
-    """One encoder block."""
-    d, m, h = variant.width, variant.mlp, variant.heads
-    k = d // h
-
-    def norm():
-        return {"scale": np.ones(d), "bias": np.zeros(d)}
-
-    def projection():
-        return {"kernel": xavier_uniform(rng, d, d, (d, h, k)), "bias": np.zeros((h, k))}
-
-    def dense(rows, columns):
-        kernel = xavier_uniform(rng, rows, columns, (rows, columns))
-        return {"kernel": kernel, "bias": 1e-6 * rng.standard_normal(columns)}
-
-    attention = {name: projection() for name in ("query", "key", "value")}
-    attention["out"] = {"kernel": xavier_uniform(rng, d, d, (h, k, d)), "bias": np.zeros(d)}
-    return {
-        "LayerNorm_0": norm(),
-        "MultiHeadDotProductAttention_1": attention,
-        "LayerNorm_2": norm(),
-        "MlpBlock_3": {"Dense_0": dense(d, m), "Dense_1": dense(m, d)},
-    }
+def draw(rng, name, shape):
+    """A fresh array with the official distribution (vit_jax), by its name."""
+    if name in ("embedding/kernel", "pre_logits/kernel"):
+        return lecun_normal(rng, shape)
+    if name.endswith("pos_embedding"):
+        return 0.02 * rng.standard_normal(shape)
+    if "Dense_" in name and name.endswith("bias"):
+        return 1e-6 * rng.standard_normal(shape)
+    if name.startswith("Transformer") and name.endswith("kernel"):
+        rows = math.prod(shape[:-1]) if name.endswith("out/kernel") else shape[0]
+        return xavier_uniform(rng, shape, rows)
+    return np.ones(shape) if name.endswith("scale") else np.zeros(shape)
 
 
-def initialise(
-    variant,
-    rng,
-    *,
-    image_size=224,
-    channels=3,
-    classes=1000,
-    class_token=True,
-    positions=True,
-    representation=None,
-    head_bias=0.0,
-):
+def initialise(variant, rng, *, image_size=224, channels=3, classes=1000, head_bias=0.0, **options):
     """Fresh float32 parameters with the official distributions, drawn from one generator.
 
     `rng` is a NumPy Generator or a seed; `image_size` a side or (height, width) in pixels;
-    `representation` the width of `pre_logits`, if wanted; `classes` None leaves the head out.
-    The head starts at zero, so every class is equally likely and the first loss is log(classes);
-    ImageNet-21k pre-training set `head_bias` to -10 for its sigmoid loss.
+    `classes` None leaves the head out. Options: `class_token`, `positions` (both True), and
+    `representation`, the width of `pre_logits`. The head starts at zero, so every class is equally
+    likely and the first loss is log(classes); ImageNet-21k pre-training set `head_bias` to -10.
     """
     if channels < 1 or (classes is not None and classes < 1):
         raise ValueError(f"{channels} channels and {classes} classes: each must be at least 1")
     rng = np.random.default_rng(rng)
-    d = variant.width
-    length = tokens(variant, image_size, class_token=class_token)
-    kernel = lecun_normal(rng, (variant.patch, variant.patch, channels, d))
-    encoder, p = {}, {"embedding": {"kernel": kernel, "bias": np.zeros(d)}}
-    if class_token:
-        p["cls"] = np.zeros((1, 1, d))
-    if positions:
-        table = 0.02 * rng.standard_normal((1, length, d))
-        encoder["posembed_input"] = {"pos_embedding": table}
-    for i in range(variant.blocks):
-        encoder[f"encoderblock_{i}"] = initialise_block(rng, variant)
-    encoder["encoder_norm"] = {"scale": np.ones(d), "bias": np.zeros(d)}
-    p["Transformer"] = encoder
-    if representation:
-        p["pre_logits"] = {
-            "kernel": lecun_normal(rng, (d, representation)),
-            "bias": np.zeros(representation),
-        }
+    length = tokens(variant, image_size, class_token=options.get("class_token", True))
+    named = shapes(variant, length, channels=channels, classes=classes, **options)
+    p = {name: draw(rng, name, shape).astype("float32") for name, shape in named.items()}
     if classes is not None:
-        p["head"] = {
-            "kernel": np.zeros((representation or d, classes)),
-            "bias": np.full(classes, head_bias),
-        }
-    return tree_map(lambda leaf: leaf.astype("float32"), p)
+        p["head/bias"] += np.float32(head_bias)
+    return unflatten(p)

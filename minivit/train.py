@@ -21,12 +21,19 @@ from .params import count, initialise
 METRICS = ("step", "images", "learning_rate", "loss", "accuracy", "test_loss", "test_accuracy")
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows a default only where there is one."""
+
+    def _get_help_string(self, action):
+        return action.help if action.default is None else super()._get_help_string(action)
+
+
 def parser():
     """All arguments of the command line."""
     p = argparse.ArgumentParser(
         prog="python -m minivit.train",
         description="Train a Vision Transformer from scratch, and report on the test images.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Help,
     )
     size = p.add_mutually_exclusive_group(required=True)
     size.add_argument("--tiny", action="store_true", help="short for --model tiny --image-size 28")
@@ -36,18 +43,21 @@ def parser():
     p.add_argument("--backend", choices=("jax", "numpy"), default="jax", help="which twin runs")
     p.add_argument("--steps", type=int, default=2800, help="optimiser steps")
     p.add_argument("--batch-size", type=int, default=64, help="images a step")
-    p.add_argument("--learning-rate", type=float, default=3e-3, help="peak learning rate of AdamW")
-    p.add_argument("--decay", choices=("cosine", "linear", "constant"), default="cosine")
+    p.add_argument("--learning-rate", type=float, default=2e-3, help="peak learning rate of AdamW")
     p.add_argument(
-        "--warmup-steps", type=int, help="linear warm-up (default: a tenth of the steps)"
+        "--decay",
+        choices=("cosine", "linear", "constant"),
+        default="linear",
+        help="how the learning rate falls after the warm-up",
     )
+    p.add_argument("--warmup-steps", type=int, help="linear warm-up, by default a tenth of all")
     p.add_argument("--weight-decay", type=float, default=0.05, help="of kernels, times the rate")
     p.add_argument("--clip", type=float, default=1.0, help="global norm of the gradient; 0 is off")
     p.add_argument("--dropout", type=float, default=0.0, help="share of activations to drop")
     p.add_argument("--label-smoothing", type=float, default=0.0, help="share spread over classes")
     p.add_argument("--seed", type=int, default=0, help="of the weights, the order and dropout")
     p.add_argument("--log-every", type=int, default=50, help="steps between rows of metrics.csv")
-    p.add_argument("--output", type=Path, help="folder to write (default: a new one in runs/)")
+    p.add_argument("--output", type=Path, help="folder to write, by default a new one in runs/")
     return p
 
 
@@ -119,10 +129,12 @@ class Interrupt:
         self.before = signal.signal(signal.SIGINT, self.ask)
 
     def ask(self, *_):
+        """The signal's handler."""
         self.asked = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def close(self):
+        """Give the signal back."""
         signal.signal(signal.SIGINT, self.before)
 
 
@@ -146,6 +158,9 @@ def train(args, engine, dataset, writer):  # -> rows of metrics, steps done
                     decay=args.decay,
                 )
                 pending.append(engine.step(step, batch, labels[chosen], rate))
+                if step == 0:
+                    float(pending[0][0])  # wait for it
+                    bar.write(f"first step after {time.perf_counter() - args.start:.1f} s")
                 bar.update(size)
                 if len(pending) == args.log_every or step + 1 == total:
                     loss, accuracy = np.mean(np.array(pending, np.float64), axis=0).tolist()
@@ -192,12 +207,12 @@ def finish(args, folder, engine, dataset, rows, writer):  # -> result
 
 def run(args):  # -> exit status
     """The whole of a training run."""
-    start = time.perf_counter()
+    args.start = time.perf_counter()
     check(args)
     dataset = datasets.load(args.dataset)
     if args.batch_size > len(dataset.train_images):
         raise ValueError(
-            f"--batch-size {args.batch_size} exceeds the {len(dataset.train_images)} training images"
+            f"--batch-size {args.batch_size} exceeds {len(dataset.train_images)} training images"
         )
     folder = open_output(args)
     params = initialise(
@@ -209,7 +224,7 @@ def run(args):  # -> exit status
     )
     print(f"{args.variant.name}: {count(params):,} parameters, on {args.backend}, into {folder}")
     engine = make_engine(args, params)
-    with open(folder / "metrics.csv", "w", newline="") as file:
+    with open(folder / "metrics.csv", "w", newline="", buffering=1) as file:
         writer = csv.DictWriter(file, METRICS)
         writer.writeheader()
         begun = time.perf_counter()
@@ -220,7 +235,7 @@ def run(args):  # -> exit status
             print(f"interrupted after {steps} of {args.steps} steps; the weights are in {path}")
             return 130
         result = finish(args, folder, engine, dataset, rows, writer)
-    seconds["all"] = time.perf_counter() - start
+    seconds["all"] = time.perf_counter() - args.start
     print(report(result, dataset, args, seconds))
     print(f"checkpoint.npz, metrics.csv, curves.png and examples.png are in {folder}")
     return 0

@@ -31,7 +31,7 @@ class Variant:
 # B, L and H are the paper's; Ti and S come from DeiT and "How to train your ViT". `tiny` learns
 # Fashion-MNIST in a minute on a laptop. The patch size in the table is the default.
 SIZES = {
-    "tiny": Variant("tiny", 7, 64, 128, 2, 4),
+    "tiny": Variant("tiny", 7, 64, 128, 4, 4),
     "Ti": Variant("Ti", 16, 192, 768, 3, 12),
     "S": Variant("S", 16, 384, 1536, 6, 12),
     "B": Variant("B", 16, 768, 3072, 12, 12),

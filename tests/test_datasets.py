@@ -1,0 +1,174 @@
+"""The shipped images, their checks, and the order of training."""
+
+import gzip
+import hashlib
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minivit import datasets
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A MINIVIT_DATA with a small, valid train-labels file."""
+    (tmp_path / "fashion-mnist").mkdir()
+    monkeypatch.setenv("MINIVIT_DATA", str(tmp_path))
+    return tmp_path / "fashion-mnist"
+
+
+def idx(shape, body, magic=(0, 0, 8)):
+    header = bytes([*magic, len(shape)]) + struct.pack(f">{len(shape)}I", *shape)
+    return gzip.compress(header + bytes(body))
+
+
+def test_fashion_mnist():
+    d = datasets.load("fashion-mnist")
+    assert d.train_images.shape == (60_000, 28, 28, 1)
+    assert d.test_images.shape == (10_000, 28, 28, 1)
+    assert d.train_images.dtype == d.test_images.dtype == np.uint8
+    for labels, each in ((d.train_labels, 6000), (d.test_labels, 1000)):
+        assert np.bincount(labels).tolist() == 10 * [each]
+    assert d.classes[9] == "Boot"
+    assert d.train_labels[0] == 9
+
+
+def test_checksums_in_the_readme():
+    text = (DATA / "README.md").read_text()
+    rows = re.findall(r"([0-9a-f]{64})\W+(\S+\.gz)", text)
+    assert len(rows) == 4
+    for digest, name in rows:
+        content = (DATA / "fashion-mnist" / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest
+
+
+def test_absent_data_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIVIT_DATA", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"fashion-mnist is not in .*MINIVIT_DATA"):
+        datasets.load("fashion-mnist")
+    with pytest.raises(ValueError, match=r"'mnist'.*fashion-mnist"):
+        datasets.load("mnist")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"damaged|starts with"),
+        (b"<html>", r"damaged"),
+        (idx((4,), range(4))[:-9], r"damaged"),
+        (idx((4,), range(4), magic=(0, 0, 13)), r"starts with 00000d01, not 00000801"),
+        (idx((5,), range(5)), r"says that it holds \(5,\), not \(4,\)"),
+        (idx((4,), range(3)), r"holds 3 bytes of data, not 4"),
+        (idx((4,), range(6)), r"holds 6 bytes of data, not 4"),
+        (gzip.compress(b"\0\0"), r"starts with"),
+    ],
+)
+def test_broken_files(folder, content, message):
+    """Wrong magic number, wrong count, too short, too long, not gzip: the path and the fault."""
+    path = folder / "labels.gz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        datasets.read_idx(path, (4,))
+    assert str(path) in str(error.value)
+
+
+def test_missing_file(folder):
+    with pytest.raises(FileNotFoundError, match=r"train-images.*missing.*MINIVIT_DATA"):
+        datasets.load("fashion-mnist")
+
+
+def small(**changes):
+    images = np.zeros((2, 4, 4, 1), np.uint8)
+    labels = np.array([0, 1])
+    fields = {"train_images": images, "train_labels": labels}
+    fields |= {"test_images": images, "test_labels": labels}
+    return datasets.Dataset("x", ("a", "b"), **(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_labels": np.array([0, 2])}, "train label 2 is outside 0 to 1"),
+        ({"test_labels": np.array([-1, 0])}, "test label -1 is outside 0 to 1"),
+        ({"train_images": np.zeros((0, 4, 4, 1))}, "no train images"),
+        ({"test_labels": np.array([0])}, "2 test images, 1 labels"),
+    ],
+)
+def test_check(changes, message):
+    datasets.check(small())
+    with pytest.raises(ValueError, match=message):
+        datasets.check(small(**changes))
+
+
+def test_one_class_is_refused():
+    """LOS-06: with one class the loss is always zero, which looks like success."""
+    one = datasets.Dataset(
+        "x",
+        ("a",),
+        *(
+            getattr(small(), n)
+            for n in ("train_images", "train_labels", "test_images", "test_labels")
+        ),
+    )
+    with pytest.raises(ValueError, match="two or more"):
+        datasets.check(one)
+
+
+def test_normalise():
+    """IMG-07, IMG-08: [-1, 1] by 127.5, and no wrap-around in uint8."""
+    pixels = np.array([0, 1, 127, 128, 255], np.uint8)
+    pixels.flags.writeable = False
+    x = datasets.normalise(pixels)
+    assert x.dtype == np.float32
+    np.testing.assert_allclose(x, [-1, -0.9921569, -0.0039216, 0.0039216, 1], atol=1e-7)
+
+
+def test_resize():
+    """IMG-06: height before width; the same size is the same array; a flat image stays flat."""
+    images = np.zeros((1, 8, 8, 3), np.uint8)
+    images[:, :, :4, 0] = 255
+    assert datasets.resize(images, 8, 8) is images
+    wide = datasets.resize(images, 32, 64)
+    assert wide.shape == (1, 32, 64, 3)
+    assert (wide[0, :, :28] == [255, 0, 0]).all()
+    assert (wide[0, :, 36:] == 0).all()
+    assert (datasets.resize(np.full((2, 8, 8, 1), 9, np.uint8), 5, 3) == 9).all()
+
+
+def test_epochs_differ_and_repeat():
+    """TRN-01."""
+    orders = [datasets.epoch_order(20, 0, epoch) for epoch in range(3)]
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(20))
+    assert len({tuple(order) for order in orders}) == 3
+    datasets.epoch_order.cache_clear()
+    np.testing.assert_array_equal(datasets.epoch_order(20, 0, 1), orders[1])
+    assert (datasets.epoch_order(20, 1, 0) != orders[0]).any()
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(0, 5))
+def test_batches_are_the_epochs_end_to_end(examples, batch, seed):
+    """Nothing is left out or doubled within an epoch, whatever the batch size."""
+    stream = np.concatenate([datasets.batch_indices(examples, batch, seed, s) for s in range(6)])
+    for start in range(0, len(stream) - examples + 1, examples):
+        assert sorted(stream[start : start + examples].tolist()) == list(range(examples))
+
+
+def test_global_random_state_is_not_touched():
+    """TRN-05."""
+    np.random.seed(0)  # noqa: NPY002
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    datasets.epoch_order.cache_clear()
+    first = datasets.batch_indices(50, 8, 0, 3)
+    np.random.seed(1)  # noqa: NPY002
+    datasets.epoch_order.cache_clear()
+    np.testing.assert_array_equal(datasets.batch_indices(50, 8, 0, 3), first)
+    np.random.seed(0)  # noqa: NPY002
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002

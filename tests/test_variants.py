@@ -1,0 +1,101 @@
+"""Official counts, names, and operations against XLA's own analysis."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from minivit import in_jax, params, variants
+from minivit.params import flatten
+
+# vit_jax/models_test.py, 1000 classes at 224 pixels.
+OFFICIAL = {
+    "Ti/16": (5_717_416, 200, 196),
+    "S/16": (22_050_664, 200, 196),
+    "S/32": (22_878_952, 200, 49),
+    "B/16": (86_567_656, 200, 196),
+    "B/32": (88_224_232, 200, 49),
+    "B/8": (86_576_872, 200, 784),
+    "L/16": (304_326_632, 392, 196),
+    "L/32": (306_535_400, 392, 49),
+    "H/14": (632_045_800, 520, 256),
+}
+MEAN_POOLED = {"B/16": 86_566_120, "B/32": 88_222_696, "S/16": 22_049_896, "S/32": 22_878_184}
+
+
+@pytest.mark.parametrize(("name", "numbers"), OFFICIAL.items())
+def test_official_counts(name, numbers):
+    variant = variants.parse(name)
+    count, _, tokens = numbers
+    assert variants.parameter_count(variant) == count
+    assert variants.tokens(variant, 224, class_token=False) == tokens
+
+
+@pytest.mark.parametrize(("name", "count"), MEAN_POOLED.items())
+def test_official_counts_without_class_token(name, count):
+    assert variants.parameter_count(variants.parse(name), class_token=False) == count
+
+
+def test_counts_with_pre_logits_and_at_384():
+    b16 = variants.parse("B/16")
+    assert variants.parameter_count(b16, classes=21843, representation=768) == 103_186_515
+    assert variants.parameter_count(b16, 384) == 86_859_496
+    testing = variants.Variant("testing", 16, 10, 10, 2, 1)
+    assert variants.parameter_count(testing) == 21_390
+
+
+@pytest.mark.parametrize("name", ["tiny", "Ti/16", "S/32"])
+@pytest.mark.parametrize("options", [{}, {"class_token": False}, {"representation": 20}])
+def test_formula_counts_what_is_initialised(name, options):
+    variant = variants.parse(name)
+    p = params.initialise(variant, 0, **options)
+    assert params.count(p) == variants.parameter_count(variant, **options)
+    if name in OFFICIAL and not options:
+        assert len(flatten(p)) == OFFICIAL[name][1]
+
+
+def test_every_name_is_known():
+    for name in variants.NAMES:
+        assert variants.parse(name).name == name
+
+
+@pytest.mark.parametrize("name", ["B/16", "b16", "ViT-B_16", "vit_b16", "vit-b/16", " B-16 "])
+def test_spellings(name):
+    assert variants.parse(name) == variants.parse("B/16")
+
+
+def test_patch_size_by_name():
+    assert variants.parse("tiny/4").patch == 4
+    assert variants.parse("tiny").patch == 7
+    assert variants.parse("H").patch == 14
+
+
+@pytest.mark.parametrize("name", ["", "X/16", "B/0", "B/", "B/-1", "16", "B/16/16", "B/1.5"])
+def test_unknown_names(name):
+    with pytest.raises(ValueError, match=r"unknown variant.*Ti/16"):
+        variants.parse(name)
+
+
+@pytest.mark.parametrize("field", ["patch", "width", "mlp"])
+def test_sizes_must_be_positive(field):
+    sizes = {"patch": 4, "width": 8, "mlp": 8, "heads": 2, "blocks": 1} | {field: 0}
+    with pytest.raises(ValueError, match=f"{field} is 0"):
+        variants.Variant("x", **sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "channels", "classes"),
+    [("tiny", 28, 1, 10), ("tiny/4", 28, 1, 10), ("Ti/16", 224, 3, 1000), ("B/32", (64, 96), 3, 7)],
+)
+def test_operations_against_xla(name, size, channels, classes):
+    """Within 5 % of XLA's count before optimisation, which knows nothing of the formula."""
+    variant = variants.parse(name)
+    sizes = {"image_size": size, "channels": channels, "classes": classes}
+    p = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype),
+        params.initialise(variant, 0, **sizes),
+    )
+    images = jax.ShapeDtypeStruct((4, *np.broadcast_to(size, 2), channels), jnp.float32)
+    counted = jax.jit(in_jax.vit).lower(p, images).cost_analysis()["flops"] / 4
+    formula = variants.forward_flops(variant, size, channels=channels, classes=classes)
+    assert formula == pytest.approx(counted, rel=0.05)
