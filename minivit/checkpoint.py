@@ -1,35 +1,46 @@
-"""Read and write checkpoints under the official names."""
+"""Read, write, inspect and convert checkpoints: `python -m minivit.checkpoint show FILE`.
 
+The native format is the official one: an `.npz` file whose keys are the '/'-joined names of the
+parameters. `dialects.py` knows how timm, Hugging Face and big_vision write the same weights.
+"""
+
+import argparse
 import contextlib
+import io
+import json
 import os
+import re
+import sys
 import tempfile
-import zipfile
+import warnings
 from pathlib import Path
 
 import numpy as np
 
-from .params import flatten, unflatten
+from . import dialects, variants
+from .params import count, flatten, named_shapes, natural_order, unflatten
 
 
 class CheckpointError(ValueError):
-    """A file that cannot be used, with its path and the fault."""
+    """A file that cannot be used: its path, and the fault."""
 
 
-def save(path, params):  # -> Path
-    """Write parameters to an `.npz` file whose keys are their '/'-joined names.
+# --- Bytes ------------------------------------------------------------------------------------
 
-    The bytes go to a temporary file beside the target, are flushed to the disk, and are then
-    renamed, so a kill at any moment leaves the old file or the new one, whole.
+
+def write(path, content):  # -> Path
+    """Put bytes into a file so that at any moment the old file or the new one is there, whole.
+
+    They go to a temporary file beside it, are flushed to the disk, and are then renamed.
     """
     path = Path(path)
-    descriptor, temporary = tempfile.mkstemp(
-        dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
-    )
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            np.savez(file, **flatten(params))
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~current_umask())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -38,10 +49,307 @@ def save(path, params):  # -> Path
     return path
 
 
-def load(path):  # -> nested dictionaries of arrays
-    """Read an `.npz` file, all of it, without ever unpickling."""
+def current_umask():
+    """The permissions that new files lack; a temporary file is private, a checkpoint is not."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def read_arrays(path):  # -> {name: array}, metadata
+    """All arrays of an `.npz` or `.safetensors` file, read at once and never unpickled."""
+    with open(path, "rb") as file:
+        start = file.read(9)
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            return unflatten({name: archive[name] for name in archive.files})
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a whole .npz checkpoint: {error}") from None
+        if start[:4] == b"PK\x03\x04":
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+                return {name: half(archive[name]) for name in archive.files}, {}
+        if start[8:9] == b"{":
+            return read_safetensors(path)
+    # Damaged bytes make zipfile, zlib, numpy and safetensors raise some ten kinds of error.
+    except Exception as error:
+        raise CheckpointError(f"{path} is damaged or incomplete: {error}") from None
+    kinds = {
+        b"": "is empty",
+        b"\x93": "is a single .npy array",
+        b"\x80": "is a pickle, which can run code and is never read",
+        b"<": "is a web page, not the file behind it",
+    }
+    fault = kinds.get(start[:1], "is neither an .npz nor a .safetensors file")
+    raise CheckpointError(f"{path} {fault}; a checkpoint is one of these two")
+
+
+def read_safetensors(path):  # -> {name: array}, metadata
+    """The library's NumPy reader knows no bfloat16, so its parser is asked."""
+    from ml_dtypes import bfloat16
+    from safetensors import deserialize, safe_open
+
+    types = {"BF16": bfloat16, "F16": "f2", "F32": "f4", "F64": "f8", "I64": "i8", "I32": "i4"}
+    arrays = {
+        name: np.frombuffer(view["data"], types[view["dtype"]]).reshape(view["shape"])
+        for name, view in deserialize(Path(path).read_bytes())
+    }
+    with safe_open(path, framework="numpy") as file:
+        return arrays, file.metadata() or {}
+
+
+def half(array):
+    """NumPy stores bfloat16 as two bytes without a meaning; give them their meaning back."""
+    if array.dtype == np.dtype("V2"):
+        from ml_dtypes import bfloat16
+
+        return array.view(bfloat16)
+    return array
+
+
+# --- Parameters -------------------------------------------------------------------------------
+
+
+def save(path, params, dialect="official"):  # -> Path
+    """Write a tree of parameters; timm and Hugging Face dialects as `.safetensors`.
+
+    The name is used as it is. The path is returned.
+    """
+    flat = flatten(params)
+    if dialect not in dialects.TABLES:
+        buffer = io.BytesIO()
+        np.savez(buffer, **dialects.from_official(flat, dialect))
+        return write(path, buffer.getbuffer())
+    from safetensors.numpy import save as serialise
+
+    heads = str(describe(flat)["heads"])  # a state dict's shapes cannot tell
+    arrays = dialects.from_official(flat, dialect)
+    metadata = {"format": "pt", "heads": heads}  # "pt": the layout is PyTorch's
+    return write(path, in_order(serialise(arrays, metadata=metadata)))
+
+
+def in_order(content):  # bytes of a .safetensors file -> the same, header sorted
+    """The library writes metadata in a random order; the same weights shall be the same bytes."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8 : 8 + length]), sort_keys=True).encode()
+    header += b" " * (-len(header) % 8)  # arrays start at a multiple of eight
+    return len(header).to_bytes(8, "little") + header + content[8 + length :]
+
+
+def load(path, *, heads=None, extra="error"):  # -> nested dictionaries of arrays
+    """Parameters from a file of any dialect, under the official names.
+
+    `heads` is needed only for a state dict of unusual width. Names that do not belong to a ViT are
+    an error, or with `extra="warn"` a warning. A head of zeros is warned of: the original
+    ImageNet-21k files have one, and predict every class alike.
+    """
+    return inspect(path, heads=heads, extra=extra)[0]
+
+
+def inspect(path, *, heads=None, extra="error", head=True):  # -> parameters, description
+    """Like `load`, and what the file is; `head` False says that its head will not be used."""
+    arrays, metadata = read_arrays(path)
+    try:
+        dialect = dialects.recognise(arrays)
+        heads = heads or int(metadata.get("heads", 0)) or None
+        flat = dialects.to_official(arrays, dialect, heads)
+        flat = {name: squeeze(name, array) for name, array in flat.items()}
+        check(flat, extra)
+        description = {"dialect": dialect} | describe(flat) | dialects.EXPECTS[dialect]
+    except (ValueError, KeyError, IndexError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if description["zero_head"] and head:
+        warnings.warn(
+            f"{path}: the head is all zero, so every class is equally likely; the original "
+            "ImageNet-21k files are so, and are for fine-tuning",
+            stacklevel=3,
+        )
+    return unflatten(flat), description
+
+
+def squeeze(name, array):
+    """Group norms of old hybrid files are stored as [1, 1, 1, C]."""
+    if re.search(r"(^|/)gn\w*/(scale|bias)$", name) and array.shape[:-1] == (1, 1, 1):
+        return array.reshape(-1)
+    return array
+
+
+def describe(flat):  # {official name: array} -> dictionary
+    """The sizes that the shapes tell."""
+    blocks = {int(m[1]) for n in flat if (m := re.match(r"Transformer/encoderblock_(\d+)/", n))}
+    first = f"Transformer/encoderblock_{min(blocks, default=0)}"
+    shape = {name: array.shape for name, array in flat.items()}
+    try:
+        patch, columns, channels, width = shape["embedding/kernel"]
+        _, heads, _ = shape[f"{first}/{dialects.ATTENTION}/query/kernel"]
+        mlp = shape[f"{first}/MlpBlock_3/Dense_0/kernel"][-1]
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"not a whole Vision Transformer ({error})") from None
+    table = shape.get("Transformer/posembed_input/pos_embedding", (1, None))[1]
+    prefix = shape.get("cls", (1, 0))[1]
+    head = flat.get("head/kernel")
+    side = table and round((table - prefix) ** 0.5)
+    return {
+        "variant": name_of(width, mlp, heads, max(blocks) + 1, patch),
+        "patch": patch if patch == columns else (patch, columns),
+        "channels": channels,
+        "width": width,
+        "mlp": mlp,
+        "heads": heads,
+        "blocks": max(blocks) + 1,
+        "prefix_tokens": prefix,
+        "positions": table,
+        "grid": f"{side}x{side}" if side and side * side == table - prefix else None,
+        "representation": shape.get("pre_logits/bias", (None,))[0],
+        "classes": None if head is None else head.shape[-1],
+        "zero_head": head is not None and not np.asarray(head).any(),
+        "parameters": count(flat),
+    }
+
+
+def name_of(width, mlp, heads, blocks, patch):
+    """A variant's name by its sizes, or the sizes."""
+    for size in variants.SIZES.values():
+        if (size.width, size.mlp, size.heads, size.blocks) == (width, mlp, heads, blocks):
+            return f"{size.name}/{patch}"
+    return f"{blocks} blocks, D {width}, M {mlp}, {heads} heads, P {patch}"
+
+
+def check(flat, extra="error"):
+    """Every array that belongs to the model is there with its shape, and no other."""
+    d = describe(flat)
+    variant = variants.Variant("file", d["patch"], d["width"], d["mlp"], d["heads"], d["blocks"])
+    expected = named_shapes(
+        variant,
+        d["positions"],
+        channels=d["channels"],
+        classes=d["classes"],
+        class_token=bool(d["prefix_tokens"]),
+        positions=d["positions"] is not None,
+        representation=d["representation"],
+    )
+    expected |= {"cls": (1, d["prefix_tokens"], d["width"])} if d["prefix_tokens"] else {}
+    others = r"(conv_root|gn_root|block\d+|MAPHead_0)/"  # stems and heads of other models
+    found = {n: a.shape for n, a in flat.items() if not re.match(others, n)}
+    faults = [f"missing {n} {list(s)}" for n, s in expected.items() if n not in found]
+    faults += [
+        f"{name} has shape {list(found[name])}, not {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    surplus = [f"extra {n} {list(s)}" for n, s in found.items() if n not in expected]
+    if surplus and extra == "warn":
+        warnings.warn("ignored: " + "; ".join(surplus), stacklevel=4)
+        for name in [n for n in found if n not in expected]:
+            del flat[name]
+    elif surplus:
+        faults += surplus
+    if faults:
+        more = f"; and {len(faults) - 20} more" if len(faults) > 20 else ""
+        raise ValueError("; ".join(faults[:20]) + more)
+
+
+# --- Command line -----------------------------------------------------------------------------
+
+
+def show(path, heads):
+    """What a file is, and a table of its arrays."""
+    params, description = inspect(path, heads=heads)
+    for name, value in description.items():
+        print(f"{name:<16}{value}")
+    flat = flatten(params)
+    wide = max(map(len, flat)) + 2
+    print(f"\n{'name':<{wide}}{'shape':<18}{'type':<10}norm")
+    for name, array in flat.items():
+        norm = np.linalg.norm(array.astype("float64"))
+        shape = "x".join(map(str, array.shape))
+        print(f"{name:<{wide}}{shape:<18}{array.dtype.name:<10}{norm:.6g}")
+
+
+def convert(source, target, dialect, heads):
+    """Another dialect of the same weights."""
+    if Path(target).exists():
+        raise FileExistsError(f"{target} exists; choose another name")
+    params, description = inspect(source, heads=heads)
+    save(target, params, dialect)
+    print(f"{source} ({description['dialect']}) -> {target} ({dialect})")
+
+
+def join_class_position(flat):
+    """The class token and its position only ever act as a sum; big_vision stores that alone."""
+    table, cls = "Transformer/posembed_input/pos_embedding", flat.get("cls")
+    if cls is None or table not in flat:
+        return flat
+    prefix, positions = cls.shape[1], flat[table].copy()
+    cls = cls + positions[:, :prefix]
+    positions[:, :prefix] = 0
+    return flat | {"cls": cls, table: positions}
+
+
+def difference(a, b, heads):  # -> exit status
+    """Names and shapes that differ, and the largest difference of each array."""
+    first, second = (join_class_position(flatten(load(path, heads=heads))) for path in (a, b))
+    same = True
+    for name in sorted({*first, *second}, key=natural_order):
+        if name not in first or name not in second:
+            text = f"only in {a if name in first else b}"
+        elif first[name].shape != second[name].shape:
+            text = f"{list(first[name].shape)} against {list(second[name].shape)}"
+        else:
+            gap = np.abs(first[name].astype("float64") - second[name].astype("float64")).max()
+            text = f"differs by up to {gap:.3g}" if gap else ""
+        if text:
+            same = False
+            print(f"{name}: {text}")
+    print("the same weights" if same else "not the same weights")
+    return 0 if same else 1
+
+
+def parser():
+    """The three commands."""
+    p = argparse.ArgumentParser(prog="python -m minivit.checkpoint", description=__doc__)
+    heads = argparse.ArgumentParser(add_help=False)
+    heads.add_argument("--heads", type=int, help="of a state dict whose width is unusual")
+    commands = p.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("show", parents=[heads], help="what a file is, array by array")
+    command.add_argument("file")
+    command = commands.add_parser("convert", parents=[heads], help="write another dialect")
+    command.add_argument("source")
+    command.add_argument("target")
+    known = [*dialects.EXPECTS, "big_vision-scan"]
+    command.add_argument("--to", choices=known, required=True)
+    command = commands.add_parser("diff", parents=[heads], help="compare the weights of two files")
+    command.add_argument("first")
+    command.add_argument("second")
+    return p
+
+
+@contextlib.contextmanager
+def command_line_warnings():
+    """Warnings as one line each, without the source that a user did not write."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+        yield
+
+
+def main(argv=None):  # -> exit status
+    """Run, and say in one line what a user can mend."""
+    args = parser().parse_args(argv)
+    with command_line_warnings():
+        return run(args)
+
+
+def run(args):  # -> exit status
+    """One of the three commands."""
+    try:
+        if args.command == "show":
+            show(args.file, args.heads)
+        elif args.command == "convert":
+            convert(args.source, args.target, args.to, args.heads)
+        else:
+            return difference(args.first, args.second, args.heads)
+    except BrokenPipeError:  # `show FILE | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError) as error:
+        print(f"minivit.checkpoint: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,6 +11,8 @@ import numpy as np
 from PIL import Image
 
 FASHION_CLASSES = "T-shirt Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boot".split()
+# Each use of a seed draws from a stream of its own: [seed, purpose, ...].
+WEIGHTS, ORDER, DROPOUT = 1, 2, 3
 REMEDY = (
     "clone the repository, whose data/ folder holds it, or set MINIVIT_DATA to a folder that "
     "contains fashion-mnist/ with the four .gz files (Debian package dataset-fashion-mnist)"
@@ -97,7 +99,18 @@ def check(dataset):
 
 def normalise(images):  # uint8 [...] -> float32 [...] in [-1, 1]
     """What the official models see; works on NumPy and JAX arrays."""
+    if images.dtype != "uint8":
+        raise ValueError(f"pixels are {images.dtype}, not uint8; they are normalised already?")
     return images.astype("float32") / 127.5 - 1
+
+
+def with_channels(images, channels):  # uint8 [..., C] -> uint8 [..., channels]
+    """Grey images for a model of colour ones: the same value three times."""
+    if images.shape[-1] == channels:
+        return images
+    if images.shape[-1] != 1:
+        raise ValueError(f"images have {images.shape[-1]} channels, the model expects {channels}")
+    return np.repeat(images, channels, axis=-1)
 
 
 def resize(images, height, width):  # uint8 [B, h, w, C] -> uint8 [B, height, width, C]
@@ -115,14 +128,16 @@ def resize(images, height, width):  # uint8 [B, h, w, C] -> uint8 [B, height, wi
 @lru_cache(maxsize=2)
 def epoch_order(examples, seed, epoch):  # -> permutation of 0 ... examples - 1
     """The order of one epoch: another for every epoch, the same whenever it is asked for."""
-    return np.random.default_rng([seed, epoch]).permutation(examples)
+    order = np.random.default_rng([seed, ORDER, epoch]).permutation(examples)
+    order.setflags(write=False)  # it is shared by all who ask
+    return order
 
 
 def batch_indices(examples, batch_size, seed, step):  # -> [batch_size]
     """Which examples step `step` trains on.
 
-    The epochs' orders are laid end to end and cut into batches, so no example is left out at an
-    epoch's end, and a resumed run needs nothing but the number of its step.
+    The epochs' orders are laid end to end and cut into batches: no example is left out at an
+    epoch's end, and the step's number alone decides.
     """
     positions = np.arange(step * batch_size, (step + 1) * batch_size)
     indices = np.empty(batch_size, np.int64)

@@ -1,6 +1,7 @@
 """Training and evaluation with the JAX twin: one program, on a mesh of all local devices."""
 
 import contextlib
+import warnings
 from functools import partial
 
 import jax
@@ -9,9 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import optim
 from .datasets import normalise
-from .engine_numpy import cores
 from .in_jax import smooth_labels, softmax_cross_entropy, vit
-from .params import pack, stack_blocks, tree_map, unpack, unstack_blocks
+from .machine import cores
+from .params import pack, split_frozen, stack_blocks, tree_map, unpack, unstack_blocks
 from .shapes import depth
 
 # Few blocks are faster written out, 12 are faster scanned; the gradient's cost grows faster than
@@ -24,22 +25,31 @@ def use_all_cores():
     """Let JAX see every CPU core as a device of its own.
 
     One program a core on its share of the batch scales better than several threads inside each
-    operation. It works before JAX's first use only; later the devices stay as they are.
+    operation. It works before JAX's first use only; later the devices stay as they are. A number
+    that somebody chose before is respected.
     """
-    with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", cores())
+    if jax.config.jax_num_cpu_devices < 1:
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", cores())
 
 
 def batch_mesh(batch_size):
     """A mesh over as many local devices as divide the batch."""
     devices = jax.local_devices()
     count = max(n for n in range(1, len(devices) + 1) if batch_size % n == 0)
+    if count < len(devices):
+        warnings.warn(
+            f"a batch of {batch_size} divides over {count} of {len(devices)} devices; a multiple "
+            f"of {len(devices)} would use them all",
+            stacklevel=3,
+        )
     return jax.make_mesh((count,), ("batch",), devices=devices[:count])
 
 
-def mean_loss(params, images, labels, *, smoothing, **options):  # -> loss, share of right answers
-    """What is differentiated."""
-    logits = vit(params, normalise(images), **options)
+def mean_loss(trained, frozen, images, labels, *, smoothing, **options):
+    # -> loss, share of right answers
+    """What is differentiated, by its first argument."""
+    logits = vit(frozen | trained, normalise(images), **options)
     targets = smooth_labels(labels, logits.shape[-1], smoothing)
     loss = softmax_cross_entropy(logits, targets).mean()
     return loss, (logits.argmax(-1) == labels).mean()
@@ -52,31 +62,46 @@ class JaxEngine:
     device computes the gradient of its share of the batch, and all take the mean.
     """
 
-    def __init__(self, params, *, batch_size, rate=0.0, smoothing=0.0, seed=0, **adamw):
+    def __init__(
+        self,
+        params,
+        *,
+        batch_size,
+        rate=0.0,
+        smoothing=0.0,
+        seed=0,
+        freeze=False,
+        keep=0.0,
+        **rule,
+    ):
+        """`freeze` trains the head alone; `keep` averages the weights; `rule`: see optim.update."""
         use_all_cores()
-        self.rate, self.smoothing, self.adamw = rate, smoothing, adamw
+        self.rate, self.smoothing, self.keep, self.rule = rate, smoothing, keep, rule
         self.traces = 0
         self.mesh = batch_mesh(batch_size)
         # On CPUs a step's all-reduce holds a thread while it waits for the other devices; with a
         # second step in flight none may be left to run them, and XLA gives up ("may be stuck").
         self.wait = self.mesh.size > 1 and self.mesh.devices[0].platform == "cpu"
         params = tree_map(np.asarray, params)
-        if depth(params["Transformer"]) > SCAN_FROM:
+        if depth(params["Transformer"]) >= SCAN_FROM:
             params = stack_blocks(params)
-        self.like = tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
-        packed = pack(params)
-        state = tree_map(np.asarray, optim.adamw_init(packed))
-        self.params, self.state, self.key = jax.device_put(
-            (packed, state, jax.random.key(seed)), NamedSharding(self.mesh, EVERYWHERE)
+        frozen, trained = split_frozen(params, freeze)
+        self.like = tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), trained)
+        packed = pack(trained)
+        state = optim.start(packed, rule.get("rule", "adamw"), average=bool(keep))
+        state = tree_map(lambda leaf: np.array(leaf), state)  # donated: no array may appear twice
+        self.params, self.state, self.frozen, self.key = jax.device_put(
+            (packed, state, frozen, jax.random.key(seed)), NamedSharding(self.mesh, EVERYWHERE)
         )
         on_mesh = partial(jax.shard_map, mesh=self.mesh)
-        inputs = (EVERYWHERE, EVERYWHERE, EVERYWHERE, SHARED, SHARED, EVERYWHERE, EVERYWHERE)
+        inputs = (*4 * [EVERYWHERE], SHARED, SHARED, *3 * [EVERYWHERE])
         step = on_mesh(self.device_step, in_specs=inputs, out_specs=EVERYWHERE)
-        scores = on_mesh(self.device_logits, in_specs=(EVERYWHERE, SHARED), out_specs=SHARED)
+        inputs = (EVERYWHERE, EVERYWHERE, SHARED)
+        scores = on_mesh(self.device_logits, in_specs=inputs, out_specs=SHARED)
         self.jitted_step = jax.jit(step, donate_argnums=(0, 1))
         self.jitted_logits = jax.jit(scores)
 
-    def device_step(self, params, state, key, images, labels, step, learning_rate):
+    def device_step(self, params, state, frozen, key, images, labels, step, learning_rate, keep):
         """What every device does in a step, on its share of the batch."""
         self.traces += 1
         rng = None
@@ -87,15 +112,15 @@ class JaxEngine:
         local = unpack(jax.lax.pcast(params, "batch", to="varying"), self.like)
         gradient = jax.value_and_grad(mean_loss, has_aux=True)
         (loss, accuracy), grads = gradient(
-            local, images, labels, smoothing=self.smoothing, rate=self.rate, rng=rng
+            local, frozen, images, labels, smoothing=self.smoothing, rate=self.rate, rng=rng
         )
         loss, accuracy, grads = jax.lax.pmean((loss, accuracy, pack(grads)), "batch")
-        params, state = optim.adamw(params, grads, state, learning_rate, **self.adamw)
+        params, state = optim.update(params, grads, state, learning_rate, keep=keep, **self.rule)
         return params, state, loss, accuracy
 
-    def device_logits(self, params, images):
+    def device_logits(self, params, frozen, images):
         """Class scores of a device's share of the images."""
-        return vit(unpack(params, self.like), normalise(images))
+        return vit(frozen | unpack(params, self.like), normalise(images))
 
     def on_devices(self, batch):
         """A batch divided over the mesh."""
@@ -103,13 +128,17 @@ class JaxEngine:
 
     def step(self, step, images, labels, learning_rate):  # -> mean loss, accuracy
         """Train on one batch of uint8 images and labels."""
+        if len(images) % self.mesh.size:
+            raise ValueError(f"{len(images)} images do not divide over {self.mesh.size} devices")
         self.params, self.state, loss, accuracy = self.jitted_step(
             self.params,
             self.state,
+            self.frozen,
             self.key,
             *self.on_devices((images, labels)),
             np.int32(step),
             np.float32(learning_rate),
+            np.float32(optim.warm_keep(step, self.keep)),
         )
         if self.wait:
             jax.block_until_ready(self.params)
@@ -126,10 +155,15 @@ class JaxEngine:
             batch = images[start : start + batch_size]
             padded = np.zeros((batch_size, *images.shape[1:]), images.dtype)
             padded[: len(batch)] = batch
-            scores = self.jitted_logits(self.params, self.on_devices(padded))
+            scores = self.jitted_logits(self.averaged(), self.frozen, self.on_devices(padded))
             results.append(np.asarray(scores)[: len(batch)])
         return np.concatenate(results)
 
+    def averaged(self):
+        """The trained parameters, averaged if they are averaged."""
+        return self.state.get("average", self.params)
+
     def snapshot(self):  # -> official tree of NumPy arrays
-        """The parameters as they are saved, blocks under their own names."""
-        return unstack_blocks(unpack(tree_map(np.asarray, self.params), self.like))
+        """The parameters as they are saved and evaluated, blocks under their own names."""
+        trained = unpack(tree_map(np.asarray, self.averaged()), self.like)
+        return unstack_blocks(tree_map(np.asarray, self.frozen) | trained)

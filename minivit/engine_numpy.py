@@ -1,21 +1,16 @@
 """Training and evaluation with the NumPy twin: one thread a core, each with its share."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from . import optim
-from .datasets import normalise
+from .datasets import DROPOUT, normalise
 from .in_numpy import smooth_labels, softmax_cross_entropy, vit
-from .params import pack, tree_map, unpack
-
-
-def cores():
-    """How many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+from .machine import cores
+from .params import pack, split_frozen, tree_map, unpack
 
 
 def loss_and_gradient(params, images, targets, **options):  # -> mean loss, gradient, logits
@@ -34,51 +29,61 @@ class NumPyEngine:
     elementwise work is then shared too.
     """
 
-    def __init__(self, params, *, rate=0.0, smoothing=0.0, seed=0, **adamw):
-        self.packed = pack(params)
-        self.params = unpack(self.packed, params)  # views: they change with the vectors
-        self.state = optim.adamw_init(self.packed)
+    def __init__(self, params, *, rate=0.0, smoothing=0.0, seed=0, freeze=False, keep=0.0, **rule):
+        """`freeze` trains the head alone; `keep` averages the weights; `rule`: see optim.update."""
+        self.frozen, trained = split_frozen(params, freeze)
+        self.packed = pack(trained)
+        self.trained = unpack(self.packed, trained)  # views, not copies
+        self.state = optim.start(self.packed, rule.get("rule", "adamw"), average=bool(keep))
         self.rate, self.smoothing, self.seed = rate, smoothing, seed
-        self.update = partial(optim.adamw, **adamw)
+        self.keep, self.update = keep, partial(optim.update, **rule)
         self.threads = cores()
         self.pool = ThreadPoolExecutor(self.threads)
-        self.limits = threadpool_limits(limits=1, user_api="blas")
+        self.blas = ThreadpoolController()
 
-    def share(self, images, labels, rng):  # -> loss sum, gradient of it, correct answers
+    def share(self, images, labels, rng):  # -> mean loss, its gradient, right answers
         """One thread's part of a step."""
-        classes = self.params["head"]["bias"].size
+        classes = self.trained["head"]["bias"].size
         targets = smooth_labels(labels, classes, self.smoothing)
         loss, grads, logits = loss_and_gradient(
-            self.params, normalise(images), targets, rate=self.rate, rng=rng
+            self.frozen | self.trained, normalise(images), targets, rate=self.rate, rng=rng
         )
-        return loss, pack(grads), (logits.argmax(-1) == labels).sum()
+        return (
+            loss,
+            pack({name: grads[name] for name in self.trained}),
+            (logits.argmax(-1) == labels).sum(),
+        )
 
     def step(self, step, images, labels, learning_rate):  # -> mean loss, accuracy
         """Train on one batch; every thread's gradient counts by its number of images."""
         threads = min(self.threads, len(images))
         parts = np.array_split(images, threads), np.array_split(labels, threads)
         jobs = [
-            (part, answers, np.random.default_rng([self.seed, step, i]))
+            (part, answers, np.random.default_rng([self.seed, DROPOUT, step, i]))
             for i, (part, answers) in enumerate(zip(*parts, strict=True))
         ]
-        results = list(self.pool.map(lambda job: self.share(*job), jobs))
+        with self.blas.limit(limits=1, user_api="blas"):
+            results = list(self.pool.map(lambda job: self.share(*job), jobs))
         weights = [len(part) / len(images) for part, _, _ in jobs]
         grads = tree_map(
             lambda *leaves: sum(w * leaf for w, leaf in zip(weights, leaves, strict=True)),
             *(grads for _, grads, _ in results),
         )
-        self.packed, self.state = self.update(self.packed, grads, self.state, learning_rate)
-        self.params = unpack(self.packed, self.params)
+        self.packed, self.state = self.update(
+            self.packed, grads, self.state, learning_rate, keep=optim.warm_keep(step, self.keep)
+        )
+        self.trained = unpack(self.packed, self.trained)
         loss = sum(w * loss for w, (loss, _, _) in zip(weights, results, strict=True))
         return loss, sum(correct for _, _, correct in results) / len(images)
 
     def logits(self, images, batch_size=250):  # uint8 [B, ...] -> [B, classes]
         """Class scores of any number of images, the last partial batch included."""
         batches = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
-        return np.concatenate(
-            list(self.pool.map(lambda batch: vit(self.params, normalise(batch))[0], batches))
-        )
+        with self.blas.limit(limits=1, user_api="blas"):
+            params = self.snapshot()
+            scores = self.pool.map(lambda batch: vit(params, normalise(batch))[0], batches)
+            return np.concatenate(list(scores))
 
     def snapshot(self):  # -> official tree of NumPy arrays
-        """The parameters as they are saved."""
-        return self.params
+        """The parameters as they are saved and evaluated: averaged, if they are averaged."""
+        return self.frozen | unpack(self.state.get("average", self.packed), self.trained)

@@ -1,4 +1,4 @@
-"""Optimisers, schedules and clipping, written once for NumPy and JAX arrays.
+"""Optimisers, schedules, clipping and averaging, written once for NumPy and JAX arrays.
 
 Every array brings its own namespace (`x.__array_namespace__()` is NumPy or jax.numpy), so the
 same lines run in both twins. All numbers are Python floats: a NumPy scalar would turn float32
@@ -19,7 +19,8 @@ def schedule(step, *, base, total, warmup=0, decay="cosine", end=1e-5):  # -> le
     """The official learning rate: a linear ramp times a cosine or linear decay.
 
     Counts from 0: with a warm-up the first step has rate 0, as in vit_jax, and from `total` on
-    the last value stays. Cosine ends at 0, linear at `end` (1e-5 as in vit_jax).
+    the last value stays. Cosine ends at 0, linear at `end` (1e-5 as in vit_jax), and "constant"
+    has a warm-up only.
     """
     step, base = float(step), float(base)
     if warmup < 0 or total < warmup:
@@ -30,6 +31,7 @@ def schedule(step, *, base, total, warmup=0, decay="cosine", end=1e-5):  # -> le
     if decay == "cosine":
         rate = base * 0.5 * (1 + math.cos(math.pi * progress))
     elif decay == "linear":
+        end = min(end, base)
         rate = end + (base - end) * (1 - progress)
     elif decay == "constant":
         rate = base
@@ -52,39 +54,23 @@ def clip_by_global_norm(grads, limit):  # -> gradients, their norm before
     if not limit:
         return grads, norm
     xp = norm.__array_namespace__()
-    factor = limit / xp.maximum(norm, limit)
-    with np.errstate(invalid="ignore"):  # an infinite gradient times zero; `adamw` skips it
-        return tree_map(lambda leaf: leaf * factor, grads), norm
+    factor = 1 / xp.maximum(norm / limit, 1)
+    return tree_map(lambda leaf: leaf * factor, grads), norm
 
 
-def keep_if_finite(norm, new, old):
-    """The new tree, or the old one, to the bit, where the gradient's norm is not finite."""
-    if isinstance(norm, np.generic):  # NumPy: known now
-        return new if np.isfinite(norm) else old
-    xp = norm.__array_namespace__()  # JAX: known when the step runs
-    return tree_map(lambda a, b: xp.where(xp.isfinite(norm), a, b), new, old)
+def start(params, rule="adamw", *, average=False):
+    """The state of a rule before its first step; `average` adds an average of the weights."""
+    state = {name: tree_map(lambda leaf: leaf * 0, params) for name in MOMENTS[rule]}
+    state |= {"mean_weight": 0.0, "square_weight": 0.0} if rule == "adamw" else {}
+    return state | ({"average": params} if average else {}) | {"skipped": 0}
 
 
-def adamw_init(params):
-    """The moving averages, the sums of their weights, and the skipped steps, all zero."""
-    zeros = tree_map(lambda leaf: leaf * 0, params)
-    state = {"mean": zeros, "square": tree_map(lambda leaf: leaf * 0, params)}
-    return state | {"mean_weight": 0.0, "square_weight": 0.0, "skipped": 0}
+def adamw(params, grads, state, learning_rate, *, weight_decay=0.0, b1=0.9, b2=0.999, eps=1e-8):
+    """AdamW (arXiv 1711.05101).
 
-
-def adamw(
-    params, grads, state, learning_rate, *, weight_decay=0.0, clip=0.0, b1=0.9, b2=0.999, eps=1e-8
-):  # -> params, state
-    """One AdamW step (arXiv 1711.05101) on gradients clipped by their global norm.
-
-    A gradient that is not finite changes nothing, and the step is counted in `skipped`.
     The bias correction divides each moving average by the sum of its weights, kept by the same
     recursion as the average: that equals 1 - b^t, without its cancellation in float32.
     """
-    if isinstance(learning_rate, np.generic):
-        learning_rate = learning_rate.item()
-    grads, norm = clip_by_global_norm(grads, clip)
-    unchanged = {"params": params, "state": state | {"skipped": state["skipped"] + 1}}
     state = state | {
         "mean": tree_map(lambda m, g: b1 * m + (1 - b1) * g, state["mean"], grads),
         "square": tree_map(lambda v, g: b2 * v + (1 - b2) * (g * g), state["square"], grads),
@@ -94,11 +80,63 @@ def adamw(
 
     def updated(name, p, m, v):
         step = m / state["mean_weight"] / ((v / state["square_weight"]) ** 0.5 + eps)
-        if weight_decay and is_kernel(name):
-            step = step + weight_decay * p
-        return p - learning_rate * step
+        return p - learning_rate * (step + weight_decay * p if is_kernel(name) else step)
 
-    trees = (flatten(tree).items() for tree in (params, state["mean"], state["square"]))
-    new = {name: updated(name, p, m, v) for (name, p), (_, m), (_, v) in zip(*trees, strict=True)}
-    kept = keep_if_finite(norm, {"params": unflatten(new), "state": state}, unchanged)
+    return map_with_name(updated, params, state["mean"], state["square"]), state
+
+
+def sgd(params, grads, state, learning_rate, *, weight_decay=0.0, momentum=0.9):
+    """Stochastic gradient descent with momentum, as the paper fine-tunes (Table 4)."""
+    mean = tree_map(lambda m, g: g + momentum * m, state["momentum"], grads)
+
+    def updated(name, p, m):
+        return p - learning_rate * (m + weight_decay * p if is_kernel(name) else m)
+
+    return map_with_name(updated, params, mean), state | {"momentum": mean}
+
+
+RULES = {"adamw": adamw, "sgd": sgd}
+MOMENTS = {"adamw": ("mean", "square"), "sgd": ("momentum",)}
+
+
+def map_with_name(function, *trees):
+    """`tree_map` for a function that is told the name of each leaf first."""
+    flat = [flatten(tree) for tree in trees]
+    return unflatten({name: function(name, *(f[name] for f in flat)) for name in flat[0]})
+
+
+def polyak(average, params, keep):
+    """Polyak averaging: `keep` of the old average, the rest of the new weights."""
+    return tree_map(lambda a, p: keep * a + (1 - keep) * p, average, params)
+
+
+def warm_keep(step, keep):
+    """The share that an average keeps at a step: (1 + step) / (10 + step), until `keep` is reached.
+
+    0.9999 from the first step on would remember the initial weights for 10,000 steps.
+    """
+    return min(keep, (1 + step) / (10 + step))
+
+
+def update(params, grads, state, learning_rate, *, rule="adamw", clip=0.0, keep=1.0, **options):
+    # -> params, state
+    """One step of a rule, on gradients clipped by their global norm.
+
+    A gradient that is not finite changes nothing, and the step is counted in `skipped`.
+    """
+    if isinstance(learning_rate, np.generic):
+        learning_rate = learning_rate.item()
+    skipped = state | {"skipped": state["skipped"] + 1}
+    with np.errstate(invalid="ignore", over="ignore"):
+        grads, norm = clip_by_global_norm(grads, clip)
+    if isinstance(norm, np.generic) and not np.isfinite(norm):
+        return params, skipped
+    new, new_state = RULES[rule](params, grads, state, learning_rate, **options)
+    if "average" in state:
+        new_state = new_state | {"average": polyak(state["average"], new, keep)}
+    if isinstance(norm, np.generic):
+        return new, new_state
+    xp = norm.__array_namespace__()  # JAX knows the norm only when the step runs
+    result = {"params": new, "state": new_state}, {"params": params, "state": skipped}
+    kept = tree_map(lambda a, b: xp.where(xp.isfinite(norm), a, b), *result)
     return kept["params"], kept["state"]

@@ -100,7 +100,15 @@ def unstack_blocks(p):  # Transformer/encoderblock/... -> Transformer/encoderblo
     return p | {"Transformer": rest}
 
 
-def shapes(
+def split_frozen(params, freeze):  # -> frozen, trained
+    """With `freeze` the head alone is trained, the linear probe of a model's features."""
+    if not freeze:
+        return {}, params
+    frozen = {name: value for name, value in params.items() if name != "head"}
+    return frozen, {"head": params["head"]}
+
+
+def named_shapes(
     variant, length, *, channels, classes, class_token=True, positions=True, representation=None
 ):  # -> {name: shape}
     """Official name and shape of every array of a ViT whose sequence has `length` tokens."""
@@ -173,7 +181,7 @@ def initialise(variant, rng, *, image_size=224, channels=3, classes=1000, head_b
         raise ValueError(f"{channels} channels and {classes} classes: each must be at least 1")
     rng = np.random.default_rng(rng)
     length = tokens(variant, image_size, class_token=options.get("class_token", True))
-    named = shapes(variant, length, channels=channels, classes=classes, **options)
+    named = named_shapes(variant, length, channels=channels, classes=classes, **options)
     p = {name: draw(rng, name, shape).astype("float32") for name, shape in named.items()}
     if classes is not None:
         p["head/bias"] += np.float32(head_bias)

@@ -18,15 +18,27 @@ def patch_grid(height, width, patch):  # -> rows, columns of patches
 
 
 def check_images(images, kernel):
-    """Images [B, height, width, C] that a patch kernel [P, Q, C, D] can cut and embed."""
-    if len(images) != 4:
-        raise ValueError(f"images must be [B, height, width, C], got shape {images}")
-    if images[3] != kernel[2]:
+    """Images [B, height, width, C] in [-1, 1] that a patch kernel [P, Q, C, D] can embed."""
+    shape = images.shape
+    if len(shape) != 4:
+        raise ValueError(f"images must be [B, height, width, C], got shape {shape}")
+    if "int" in str(images.dtype):
+        raise ValueError(f"pixels are {images.dtype}; apply datasets.normalise to get [-1, 1]")
+    if shape[3] != kernel[2]:
         raise ValueError(
-            f"images have {images[3]} channels, the embedding expects {kernel[2]}; "
+            f"images have {shape[3]} channels, the embedding expects {kernel[2]}; "
             "convert the images or initialise a model for them"
         )
-    patch_grid(images[1], images[2], kernel[:2])
+    patch_grid(shape[1], shape[2], kernel[:2])
+
+
+def check_targets(logits, targets):
+    """Shapes of class scores and of targets, which are a number for every class, not a label."""
+    if logits != targets:
+        raise ValueError(
+            f"logits of shape {logits} need targets of the same shape, not {targets}; "
+            "smooth_labels makes them from labels"
+        )
 
 
 def check_positions(table, tokens):
@@ -38,10 +50,10 @@ def check_positions(table, tokens):
         )
 
 
-def check_rate(rate):
-    """A share of entries to drop."""
+def check_rate(rate, name="dropout rate"):
+    """A share of entries to drop, or of certainty to give up."""
     if not 0 <= rate < 1:
-        raise ValueError(f"dropout rate {rate} must be at least 0 and below 1")
+        raise ValueError(f"{name} {rate} must be at least 0 and below 1")
 
 
 def check_gelu(form):
@@ -51,5 +63,9 @@ def check_gelu(form):
 
 
 def depth(encoder):  # parameters of an encoder -> L
-    """How many blocks an encoder has, by their names."""
-    return sum(name.startswith("encoderblock_") for name in encoder)
+    """How many blocks an encoder has, by their names, which count from 0."""
+    count = sum(name.startswith("encoderblock_") for name in encoder)
+    for i in range(count):
+        if f"encoderblock_{i}" not in encoder:
+            raise ValueError(f"encoderblock_{i} is missing among {count} blocks")
+    return count

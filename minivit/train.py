@@ -6,6 +6,8 @@ Fashion-MNIST. `--backend numpy` does the same with the hand-written gradients.
 
 import argparse
 import csv
+import math
+import re
 import signal
 import sys
 import tempfile
@@ -15,85 +17,139 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from . import checkpoint, datasets, evaluate, optim, variants
-from .params import count, initialise
+from . import checkpoint, datasets, evaluate, finetune, optim, variants
+from .checkpoint import command_line_warnings
+from .interpolation import METHODS
+from .params import count, initialise, tree_map
 
 METRICS = ("step", "images", "learning_rate", "loss", "accuracy", "test_loss", "test_accuracy")
 
 
-class Help(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows a default only where there is one."""
+# What an option is when it is not given: from scratch, and with --init (the paper's Table 4).
+SCRATCH = {
+    "optimizer": "adamw",
+    "steps": 2800,
+    "learning_rate": 2e-3,
+    "decay": "linear",
+    "weight_decay": 0.05,
+    "average": 0.0,
+}
+FINETUNE = {
+    "optimizer": "sgd",
+    "steps": 500,
+    "learning_rate": 0.03,
+    "decay": "cosine",
+    "weight_decay": 0.0,
+    "average": 0.9999,
+}
 
-    def _get_help_string(self, action):
-        return action.help if action.default is None else super()._get_help_string(action)
+
+def size(text):  # "224" or "28x56" -> height, width
+    """An image size on the command line."""
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if not match or 0 in (height := int(match[1]), width := int(match[2] or match[1])):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a side nor HEIGHTxWIDTH in pixels")
+    return height, width
 
 
 def parser():
     """All arguments of the command line."""
     p = argparse.ArgumentParser(
         prog="python -m minivit.train",
-        description="Train a Vision Transformer from scratch, and report on the test images.",
-        formatter_class=Help,
+        description="Train a Vision Transformer, or fine-tune one, and report on the test images.",
     )
-    size = p.add_mutually_exclusive_group(required=True)
-    size.add_argument("--tiny", action="store_true", help="short for --model tiny --image-size 28")
-    size.add_argument("--model", help=f"one of {', '.join(variants.NAMES)}, or another patch size")
-    p.add_argument("--image-size", type=int, default=224, help="side in pixels, images are resized")
-    p.add_argument("--dataset", default="fashion-mnist", help="data set")
-    p.add_argument("--backend", choices=("jax", "numpy"), default="jax", help="which twin runs")
-    p.add_argument("--steps", type=int, default=2800, help="optimiser steps")
-    p.add_argument("--batch-size", type=int, default=64, help="images a step")
-    p.add_argument("--learning-rate", type=float, default=2e-3, help="peak learning rate of AdamW")
-    p.add_argument(
-        "--decay",
-        choices=("cosine", "linear", "constant"),
-        default="linear",
-        help="how the learning rate falls after the warm-up",
+
+    def option(name, text, **keywords):
+        key = name.removeprefix("--").replace("-", "_")
+        if key in SCRATCH:
+            text += f" (default: {SCRATCH[key]}; with --init {FINETUNE[key]})"
+        elif keywords.get("default") is not None:
+            text += f" (default: {keywords['default']})"
+        p.add_argument(name, help=text, **keywords)
+
+    what = p.add_mutually_exclusive_group(required=True)
+    what.add_argument("--tiny", action="store_true", help="short for --model tiny")
+    what.add_argument("--model", help=f"one of {', '.join(variants.NAMES)}, or another patch size")
+    what.add_argument("--init", metavar="FILE", help="fine-tune the weights of a checkpoint")
+    option(
+        "--image-size",
+        "side or HEIGHTxWIDTH in pixels (default: 224, for tiny 28, for --init its own)",
+        type=size,
     )
-    p.add_argument("--warmup-steps", type=int, help="linear warm-up, by default a tenth of all")
-    p.add_argument("--weight-decay", type=float, default=0.05, help="of kernels, times the rate")
-    p.add_argument("--clip", type=float, default=1.0, help="global norm of the gradient; 0 is off")
-    p.add_argument("--dropout", type=float, default=0.0, help="share of activations to drop")
-    p.add_argument("--label-smoothing", type=float, default=0.0, help="share spread over classes")
-    p.add_argument("--seed", type=int, default=0, help="of the weights, the order and dropout")
-    p.add_argument("--log-every", type=int, default=50, help="steps between rows of metrics.csv")
-    p.add_argument("--output", type=Path, help="folder to write, by default a new one in runs/")
+    option("--old-grid", "grid of --init's positions where it is not square: 4x8", type=size)
+    option("--positions", "how --init's are resized", choices=METHODS, default="corners")
+    option("--freeze", "train the head alone", action="store_true")
+    option("--dataset", "data set", default="fashion-mnist")
+    option("--backend", "which twin runs", choices=("jax", "numpy"), default="jax")
+    option("--steps", "optimiser steps", type=int)
+    option("--batch-size", "images a step", type=int, default=64)
+    option("--optimizer", "rule", choices=tuple(optim.RULES))
+    option("--learning-rate", "its peak", type=float)
+    option("--decay", "how it falls after warm-up", choices=("cosine", "linear", "constant"))
+    option("--warmup-steps", "how long it rises (default: a tenth of the steps)", type=int)
+    option("--weight-decay", "of kernels, times the learning rate", type=float)
+    option("--average", "share that the averaged weights keep each step; 0 is off", type=float)
+    option("--clip", "global norm of the gradient; 0 is off", type=float, default=1.0)
+    option("--dropout", "share of activations to drop", type=float, default=0.0)
+    option("--label-smoothing", "share spread over all classes", type=float, default=0.0)
+    text = "of weights, order and dropout; dropout also depends on the number of cores"
+    option("--seed", text, type=int, default=0)
+    option("--log-every", "steps between rows of metrics.csv", type=int, default=50)
+    option("--output", "folder to write (default: a new one in runs/)", type=Path)
     return p
 
 
 def check(args):
-    """Refuse what cannot work, before any work starts; fill in what depends on other values."""
-    at_least = {"steps": 1, "batch_size": 1, "image_size": 1, "log_every": 1, "seed": 0}
-    at_least |= {"learning_rate": 0, "weight_decay": 0, "clip": 0}
-    for name, least in at_least.items():
-        if not getattr(args, name) >= least:
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} is {getattr(args, name)}; it must be at least {least}")
-    for name in ("dropout", "label_smoothing"):
-        if not 0 <= getattr(args, name) < 1:
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} is {getattr(args, name)}; it must be in [0, 1)")
+    """Refuse what cannot work, before any work starts; fill in what was not given."""
+    for name, value in (FINETUNE if args.init else SCRATCH).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     if args.warmup_steps is None:
         args.warmup_steps = args.steps // 10
+    limits = dict.fromkeys(("steps", "batch_size", "log_every"), (1, math.inf))
+    limits |= dict.fromkeys(("learning_rate", "weight_decay", "clip", "seed"), (0, math.inf))
+    limits |= dict.fromkeys(("dropout", "label_smoothing", "average"), (0, 1))
+    for name, (least, below) in limits.items():
+        if not least <= getattr(args, name) < below:
+            option, bound = "--" + name.replace("_", "-"), f"at least {least} and below {below}"
+            raise ValueError(f"{option} is {getattr(args, name)}; it must be {bound}")
     if not 0 <= args.warmup_steps <= args.steps:
         raise ValueError(
             f"--warmup-steps {args.warmup_steps} must lie between 0 and --steps {args.steps}"
         )
-    if args.tiny:
-        args.model, args.image_size = "tiny", 28
-    args.variant = variants.parse(args.model)
-    variants.tokens(args.variant, args.image_size)
+    args.model = "tiny" if args.tiny else args.model
+    if args.model:
+        if args.image_size is None:
+            args.image_size = (28, 28) if args.model.lower().startswith("tiny") else (224, 224)
+        variants.tokens(variants.parse(args.model), args.image_size)
 
 
-def open_output(args):  # -> folder
+def start(args, dataset):  # -> name, parameters
+    """Fresh parameters, or those of a checkpoint made ready for fine-tuning."""
+    channels, classes = dataset.train_images.shape[-1], len(dataset.classes)
+    if not args.init:
+        options = {"image_size": args.image_size, "channels": channels, "classes": classes}
+        rng = np.random.default_rng([args.seed, datasets.WEIGHTS])
+        return args.model, initialise(variants.parse(args.model), rng, **options)
+    params, description = checkpoint.inspect(args.init, head=False)
+    if args.image_size is None:
+        args.image_size = finetune.image_size(params, args.old_grid)
+    options = {"image_size": args.image_size, "classes": classes, "old_grid": args.old_grid}
+    params = finetune.adapt(params, method=args.positions, **options)
+    name = re.sub(r"[^\w.-]+", "-", f"{description['variant']}-finetuned")
+    return name, tree_map(lambda leaf: leaf.astype("float32"), params)
+
+
+def open_output(args, name):  # -> folder
     """Make the output folder and prove that it can be written; never one that holds a result."""
     folder = args.output
     if folder is None:
-        base = Path("runs") / args.variant.name.replace("/", "-")
+        base = Path("runs") / name.replace("/", "-")
         names = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 10_000))]
         folder = next(name for name in names if not name.exists())
-    if (folder / "checkpoint.npz").exists():
-        raise FileExistsError(f"{folder} holds a checkpoint already; choose another --output")
+    for result in ("checkpoint.npz", "metrics.csv"):
+        if (folder / result).exists():
+            raise FileExistsError(f"{folder} holds a {result} already; choose another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -108,7 +164,8 @@ def open_output(args):  # -> folder
 def make_engine(args, params):
     """The twin that was asked for."""
     options = {"rate": args.dropout, "smoothing": args.label_smoothing, "seed": args.seed}
-    options |= {"weight_decay": args.weight_decay, "clip": args.clip}
+    options |= {"weight_decay": args.weight_decay, "clip": args.clip, "rule": args.optimizer}
+    options |= {"freeze": args.freeze, "keep": args.average}
     if args.backend == "numpy":
         from .engine_numpy import NumPyEngine
 
@@ -138,6 +195,15 @@ class Interrupt:
         signal.signal(signal.SIGINT, self.before)
 
 
+class Diverged(ArithmeticError):
+    """No step since the last row of metrics had a finite loss."""
+
+
+def engine_images(images, args):  # uint8 [B, ...] -> uint8 [B, height, width, C]
+    """Images as the model was made for: its size, and its number of channels."""
+    return datasets.resize(datasets.with_channels(images, args.channels), *args.image_size)
+
+
 def train(args, engine, dataset, writer):  # -> rows of metrics, steps done
     """The loop: a batch, a step, now and then a row of metrics."""
     size, total = args.batch_size, args.steps
@@ -149,7 +215,7 @@ def train(args, engine, dataset, writer):  # -> rows of metrics, steps done
                 if interrupt.asked:
                     return rows, step
                 chosen = datasets.batch_indices(len(images), size, args.seed, step)
-                batch = datasets.resize(images[chosen], args.image_size, args.image_size)
+                batch = engine_images(images[chosen], args)
                 rate = optim.schedule(
                     step,
                     base=args.learning_rate,
@@ -163,7 +229,10 @@ def train(args, engine, dataset, writer):  # -> rows of metrics, steps done
                     bar.write(f"first step after {time.perf_counter() - args.start:.1f} s")
                 bar.update(size)
                 if len(pending) == args.log_every or step + 1 == total:
-                    loss, accuracy = np.mean(np.array(pending, np.float64), axis=0).tolist()
+                    numbers = np.array(pending, np.float64)
+                    if not np.isfinite(numbers[:, 0]).any():
+                        raise Diverged(step + 1)
+                    loss, accuracy = np.nanmean(numbers, axis=0).tolist()
                     pending.clear()
                     row = {"step": step + 1, "images": (step + 1) * size, "learning_rate": rate}
                     rows.append(row | {"loss": loss, "accuracy": accuracy})
@@ -174,7 +243,7 @@ def train(args, engine, dataset, writer):  # -> rows of metrics, steps done
         interrupt.close()
 
 
-def report(result, dataset, args, seconds):  # -> text
+def report(result, dataset, args, seconds, skipped):  # -> text
     """The table at the end."""
     lines = [f"{'class':<14}accuracy"]
     pairs = zip(dataset.classes, result["by_class"], strict=True)
@@ -186,6 +255,8 @@ def report(result, dataset, args, seconds):  # -> text
         f"{'training':<14}{seconds['training']:7.1f}s ({speed:.0f} images/s)",
         f"{'whole command':<14}{seconds['all']:7.1f}s",
     ]
+    if skipped:
+        lines.append(f"{skipped} steps had a gradient that was not finite and changed nothing")
     return "\n".join(lines)
 
 
@@ -193,8 +264,9 @@ def finish(args, folder, engine, dataset, rows, writer):  # -> result
     """Evaluate on every test image, and write the pictures."""
     from . import figures  # matplotlib, only when there is something to draw
 
-    images = datasets.resize(dataset.test_images, args.image_size, args.image_size)
-    logits = engine.logits(images)
+    parts = np.array_split(dataset.test_images, max(1, len(dataset.test_images) // 1000))
+    size = max(args.batch_size, min(500, 50_000 // math.prod(args.image_size)))
+    logits = np.concatenate([engine.logits(engine_images(part, args), size) for part in parts])
     result = evaluate.summary(logits, dataset.test_labels)
     row = {"step": args.steps, "images": args.steps * args.batch_size}
     rows.append(row | {"test_loss": result["loss"], "test_accuracy": result["accuracy"]})
@@ -205,25 +277,24 @@ def finish(args, folder, engine, dataset, rows, writer):  # -> result
     return result
 
 
-def run(args):  # -> exit status
-    """The whole of a training run."""
-    args.start = time.perf_counter()
+def prepare(args):  # -> data set, output folder, engine
+    """All that can fail because of what a user asked for."""
     check(args)
     dataset = datasets.load(args.dataset)
     if args.batch_size > len(dataset.train_images):
         raise ValueError(
             f"--batch-size {args.batch_size} exceeds {len(dataset.train_images)} training images"
         )
-    folder = open_output(args)
-    params = initialise(
-        args.variant,
-        args.seed,
-        image_size=args.image_size,
-        channels=dataset.train_images.shape[-1],
-        classes=len(dataset.classes),
-    )
-    print(f"{args.variant.name}: {count(params):,} parameters, on {args.backend}, into {folder}")
-    engine = make_engine(args, params)
+    name, params = start(args, dataset)
+    args.channels = params["embedding"]["kernel"].shape[2]
+    datasets.with_channels(dataset.train_images[:1], args.channels)
+    folder = open_output(args, name)
+    print(f"{name}: {count(params):,} parameters, on {args.backend}, into {folder}")
+    return dataset, folder, make_engine(args, params)
+
+
+def run(args, dataset, folder, engine):  # -> exit status
+    """Train, save, evaluate."""
     with open(folder / "metrics.csv", "w", newline="", buffering=1) as file:
         writer = csv.DictWriter(file, METRICS)
         writer.writeheader()
@@ -236,7 +307,7 @@ def run(args):  # -> exit status
             return 130
         result = finish(args, folder, engine, dataset, rows, writer)
     seconds["all"] = time.perf_counter() - args.start
-    print(report(result, dataset, args, seconds))
+    print(report(result, dataset, args, seconds, int(engine.state["skipped"])))
     print(f"checkpoint.npz, metrics.csv, curves.png and examples.png are in {folder}")
     return 0
 
@@ -244,9 +315,23 @@ def run(args):  # -> exit status
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
     args = parser().parse_args(argv)
+    args.start = time.perf_counter()
     try:
-        return run(args)
-    except (ValueError, OSError) as error:
+        with command_line_warnings():
+            try:
+                work = prepare(args)
+            except ValueError as error:  # later, it would be our own fault
+                print(f"minivit.train: error: {error}", file=sys.stderr)
+                return 2
+            return run(args, *work)
+    except Diverged as error:
+        print(
+            f"minivit.train: error: no finite loss up to step {error}; "
+            "lower --learning-rate, or raise --warmup-steps",
+            file=sys.stderr,
+        )
+        return 1
+    except OSError as error:
         print(f"minivit.train: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

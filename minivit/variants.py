@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass, replace
+from math import prod
 
 from .shapes import pair, patch_grid
 
@@ -11,7 +12,7 @@ class Variant:
     """The sizes of a Vision Transformer (Table 1 of the paper)."""
 
     name: str
-    patch: int  # P, pixels
+    patch: int | tuple[int, int]  # P in pixels, or rows and columns
     width: int  # D
     mlp: int  # M
     heads: int  # H
@@ -23,9 +24,9 @@ class Variant:
                 f"{self.heads} heads do not divide width {self.width}; choose a width that is a "
                 "multiple of the heads"
             )
-        for field in ("patch", "width", "mlp"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} is {getattr(self, field)}; it must be at least 1")
+        for field, least in {"patch": 1, "width": 1, "mlp": 1, "blocks": 0}.items():
+            if min(pair(value := getattr(self, field))) < least:
+                raise ValueError(f"{field} is {value}; it must be at least {least}")
 
 
 # B, L and H are the paper's; Ti and S come from DeiT and "How to train your ViT". `tiny` learns
@@ -65,7 +66,7 @@ def parameter_count(
 ):
     """Number of trainable parameters; `representation` is the width of `pre_logits`, if any."""
     d, m = variant.width, variant.mlp
-    embedding = variant.patch**2 * channels * d + d
+    embedding = prod(pair(variant.patch)) * channels * d + d
     positions = tokens(variant, image_size, class_token=class_token) * d
     attention = 4 * (d * d + d)
     mlp = (d * m + m) + (m * d + d)
@@ -81,12 +82,13 @@ def forward_flops(variant, image_size=224, *, channels=3, classes=1000, class_to
 
     Matrix products make nearly all of it. The elementwise work is counted as XLA does, an
     operation an entry: about 5 for softmax, 8 for LayerNorm, 8 for GELU. A training step costs
-    three times as much, since the backward pass has two products for each of the forward pass.
+    three times as much, since the backward pass has two products for each of the forward pass;
+    four times where it computes the forward pass again.
     """
     d, m, h = variant.width, variant.mlp, variant.heads
     n = tokens(variant, image_size, class_token=class_token)
     patches = n - class_token
-    embedding = 2 * patches * variant.patch**2 * channels * d + patches * d
+    embedding = 2 * patches * prod(pair(variant.patch)) * channels * d + patches * d
     projections = 2 * n * d * (4 * d) + n * 5 * d
     products = 2 * (2 * n * n * d)
     mlp = 2 * (2 * n * d * m) + n * (m + d)

@@ -34,7 +34,7 @@ def test_one_step_is_the_plain_one():
     p = model()
     targets = smooth_labels(LABELS, 7, 0.1)
     loss, grads, logits = loss_and_gradient(p, normalise(IMAGES), targets)
-    expected, _ = optim.adamw(p, grads, optim.adamw_init(p), 1e-3, weight_decay=0.1, clip=1.0)
+    expected, _ = optim.update(p, grads, optim.start(p), 1e-3, weight_decay=0.1, clip=1.0)
     for engine in engines(p, **OPTIONS):
         got_loss, accuracy = engine.step(0, IMAGES, LABELS, 1e-3)
         assert float(got_loss) == pytest.approx(float(loss), rel=1e-6)

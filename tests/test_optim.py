@@ -18,8 +18,8 @@ def arrays(kind, tree):
 def step(kind, *args, **options):
     """One AdamW step; in JAX jitted, as the engine runs it."""
     if kind == "numpy":
-        return optim.adamw(*args, **options)
-    return jax.jit(lambda *a: optim.adamw(*a, **options))(*args)
+        return optim.update(*args, **options)
+    return jax.jit(lambda *a: optim.update(*a, **options))(*args)
 
 
 def trajectory(peers, kind, rates, **options):
@@ -27,7 +27,7 @@ def trajectory(peers, kind, rates, **options):
     f = peers("optim")
     p = arrays(kind, unflatten({n[10:]: a for n, a in f.items() if n.startswith("in/params/")}))
     grads = {n[9:]: a for n, a in f.items() if n.startswith("in/grads/")}
-    state = optim.adamw_init(p)
+    state = optim.start(p)
     for i, rate in enumerate(rates):
         g = arrays(kind, unflatten({name: a[i] for name, a in grads.items()}))
         p, state = step(kind, p, g, state, rate, **options)
@@ -126,13 +126,13 @@ def test_schedule_that_cannot_be():
 def test_adam_in_numbers(kind):
     """OPT-08: bias correction, and epsilon outside the root."""
     p = arrays(kind, {"x": np.ones(1)})
-    state = optim.adamw_init(p)
+    state = optim.start(p)
     with jax.enable_x64(True):
         for gradient, expected in ((1.0, 0.9), (-2.0, 0.9366103535)):
             p, state = step(kind, p, {"x": p["x"] * 0 + gradient}, state, 0.1)
             assert float(p["x"][0]) == pytest.approx(expected, abs=1e-7)
     p = arrays(kind, {"x": np.zeros(1, "float32")})
-    p, _ = step(kind, p, {"x": p["x"] + np.float32(1e-8)}, optim.adamw_init(p), 1.0)
+    p, _ = step(kind, p, {"x": p["x"] + np.float32(1e-8)}, optim.start(p), 1.0)
     assert float(p["x"][0]) == pytest.approx(-0.5, rel=1e-5)
 
 
@@ -143,8 +143,8 @@ def test_decay_rule(kind):
     p = params.initialise(variant, 0, image_size=4, channels=1, classes=3, representation=4)
     p = arrays(kind, tree_map(lambda leaf: leaf + np.float32(0.5), p))
     zero = tree_map(lambda leaf: leaf * 0, p)
-    new, _ = step(kind, p, zero, optim.adamw_init(p), 0.1, weight_decay=0.1)
-    still, _ = step(kind, p, zero, optim.adamw_init(p), 0.0, weight_decay=0.1)
+    new, _ = step(kind, p, zero, optim.start(p), 0.1, weight_decay=0.1)
+    still, _ = step(kind, p, zero, optim.start(p), 0.0, weight_decay=0.1)
     decayed = set()
     for name, before in flatten(p).items():
         np.testing.assert_array_equal(flatten(still)[name], before)
@@ -177,7 +177,7 @@ def test_clipping_edges():
 def test_a_gradient_that_is_not_finite(kind, bad):
     """OPT-14: nothing moves, the step is counted, and the next healthy one is as if first."""
     p = arrays(kind, {"a": np.ones(3, "float32"), "b": np.ones(2, "float32")})
-    state = optim.adamw_init(p)
+    state = optim.start(p)
     broken = arrays(kind, {"a": np.array([0, bad, 0], "float32"), "b": np.ones(2, "float32")})
     healthy = arrays(kind, {"a": np.ones(3, "float32"), "b": np.ones(2, "float32")})
     skipped, after = step(kind, p, broken, state, 0.1, clip=1.0)
@@ -200,7 +200,7 @@ def test_float32_stays_float32(rate):
     rng = np.random.default_rng(0)
     p = {"a": {"kernel": rng.standard_normal(5).astype("float32")}}
     ours, theirs = arrays("numpy", p), arrays("jax", p)
-    states = [optim.adamw_init(ours), optim.adamw_init(theirs)]
+    states = [optim.start(ours), optim.start(theirs)]
     for _ in range(3):
         g = {"a": {"kernel": rng.standard_normal(5).astype("float32")}}
         options = {"weight_decay": 0.1, "clip": 1.0}

@@ -12,7 +12,7 @@ from minivit.params import flatten, tree_map
 
 VARIANT = variants.Variant("small", patch=4, width=12, mlp=20, heads=3, blocks=2)
 # Permutations, each the gradient of the other (test_patches), and constants: no `back`.
-PLAIN = {"patchify", "unpatchify", "smooth_labels"}
+PLAIN = {"patchify", "unpatchify", "smooth_labels", "sincos2d", "resize_kernel"}
 
 
 def model(rng, **options):
@@ -30,6 +30,11 @@ def cases():
     block = p["Transformer"]["encoderblock_0"]
     x, images = draw((3, 7, 12)), draw((3, 8, 12, 2))
     targets = in_numpy.smooth_labels([0, 4, 2], 5, 0.1, "float64")
+    map_head = {"probe": draw((1, 1, 12)), "LayerNorm_0": block["LayerNorm_0"]}
+    map_head["MultiHeadDotProductAttention_0"] = block["MultiHeadDotProductAttention_1"]
+    map_head["MlpBlock_0"] = block["MlpBlock_3"]
+    registers = p | {"cls": draw((1, 3, 12)), "Transformer": dict(p["Transformer"])}
+    del registers["Transformer"]["posembed_input"]
     return [
         ("patchify", (images, 4), {}),
         ("patchify", (images, (2, 3)), {}),
@@ -37,6 +42,9 @@ def cases():
         ("patch_embedding", (p["embedding"], images), {}),
         ("add_class_token", (p["cls"], x[:, 1:]), {}),
         ("add_positions", (p["Transformer"]["posembed_input"], x), {}),
+        ("resize", (draw((1, 8, 5)), (4, 5)), {"prefix": 2, "old_grid": (2, 3)}),
+        ("sincos2d", (2, 3, 12, "float64"), {}),
+        ("resize_kernel", (draw((4, 3, 2, 5)), (3, 6)), {}),
         ("layer_norm", (block["LayerNorm_0"], x), {}),
         ("layer_norm", (block["LayerNorm_0"], x), {"epsilon": 0.1}),
         ("dense", (block["MlpBlock_3"]["Dense_0"], x), {}),
@@ -52,6 +60,8 @@ def cases():
         ("encoder_block", (block, x), {"rate": 0.4, "gelu_form": "erf", "epsilon": 1e-3}),
         ("encoder", (p["Transformer"], x), {}),
         ("encoder", (p["Transformer"], x), {"rate": 0.4, "epsilon": 1e-3, "gelu_form": "erf"}),
+        ("cross_attention", (block["MultiHeadDotProductAttention_1"], x[:, :2], x), {}),
+        ("attention_pool", (map_head, x), {}),
         ("pool", (x,), {}),
         ("pool", (x,), {"token": False}),
         ("pre_logits", (p["pre_logits"], x[:, 0]), {}),
@@ -60,6 +70,8 @@ def cases():
         ("vit", (p, images), {"rate": 0.4, "gelu_form": "erf"}),
         ("vit", (model(rng, class_token=False), images), {}),
         ("vit", (model(rng, positions=False, classes=None), images), {}),
+        ("vit", (model(rng, class_token=False) | {"MAPHead_0": map_head}, images), {}),
+        ("vit", (registers, images), {}),
         ("smooth_labels", (np.array([0, 4, 2]), 5, 0.1, "float64"), {}),
         ("softmax_cross_entropy", (5 * draw((3, 5)), targets), {}),
         ("sigmoid_cross_entropy", (5 * draw((3, 5)), targets), {}),
@@ -151,9 +163,7 @@ def test_float32(case):
         return a.astype("float32") if getattr(a, "dtype", None) == "float64" else a
 
     name, args, options = case
-    if name == "smooth_labels":
-        args = (*args[:3], "float32")
-    args = tuple(tree_map(single, a) for a in args)
+    args = tuple("float32" if isinstance(a, str) else tree_map(single, a) for a in args)
     y, dy, grads = run_numpy(name, args, options)
     y_jax, grads_jax = run_jax(name, args, options, dy)
     compare(y, y_jax, 1e-5)

@@ -154,13 +154,13 @@ def test_last_patch_reaches_every_earlier_place():
 def test_overfits_one_batch():
     """Twenty images with random labels are learnt by heart: the model can learn at all."""
     p = params.initialise(VARIANT, 0, **SIZE)
-    state = optim.adamw_init(p)
+    state = optim.start(p)
     images = np.random.default_rng(2).uniform(-1, 1, (20, 8, 12, 3)).astype("float32")
     labels = np.random.default_rng(3).integers(0, 7, 20)
     targets = in_numpy.smooth_labels(labels, 7)
     for step in range(250):
         loss, grads, logits = loss_and_gradient(p, images, targets)
-        p, state = optim.adamw(p, grads, state, 5e-3 if step < 150 else 1e-3, clip=1.0)
+        p, state = optim.update(p, grads, state, 5e-3 if step < 150 else 1e-3, clip=1.0)
     assert loss < 1e-2
     np.testing.assert_array_equal(logits.argmax(-1), labels)
     assert {leaf.dtype for leaf in flatten(p).values()} == {np.dtype("float32")}

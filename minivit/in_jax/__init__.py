@@ -4,12 +4,12 @@ Each piece is `y = piece(p, x)` where the NumPy twin has `y, back = piece(p, x)`
 `jax.vjp(piece, p, x)` gives that pair. Nothing here is jitted: jit the whole step.
 """
 
-from .attention import attention, scaled_dot_product, softmax
+from .attention import attention, cross_attention, scaled_dot_product, softmax
 from .dropout import dropout
-from .head import head, pool, pre_logits
+from .head import attention_pool, head, pool, pre_logits
 from .losses import sigmoid_cross_entropy, smooth_labels, softmax_cross_entropy
 from .mlp import dense, gelu, mlp
 from .norms import layer_norm
-from .patches import patch_embedding, patchify, unpatchify
-from .positions import add_class_token, add_positions
+from .patches import patch_embedding, patchify, resize_kernel, unpatchify
+from .positions import add_class_token, add_positions, resize, sincos2d
 from .vit import encoder, encoder_block, scan_blocks, vit

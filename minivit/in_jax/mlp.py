@@ -15,7 +15,7 @@ SQRT_HALF = math.sqrt(0.5)
 def dense(p, x):  # [..., I] -> [..., O]
     """x W + b along the last axis; a kernel with more axes is read as the matrix [I, O]."""
     rows = x.reshape(-1, x.shape[-1])  # two axes: else the kernel's gradient copies transposes
-    y = rows @ p["kernel"].reshape(x.shape[-1], -1) + p["bias"].reshape(-1)
+    y = rows @ p["kernel"].reshape(-1, p["bias"].size) + p["bias"].reshape(-1)
     return y.reshape(*x.shape[:-1], -1)
 
 

@@ -5,7 +5,7 @@ import jax
 from ..shapes import depth
 from .attention import attention
 from .dropout import dropout, split
-from .head import head, pool, pre_logits
+from .head import attention_pool, head, pool, pre_logits
 from .mlp import mlp
 from .norms import layer_norm
 from .patches import patch_embedding
@@ -16,14 +16,14 @@ def encoder_block(p, x, *, gelu_form="tanh", epsilon=1e-6, rate=0.0, rng=None, o
     # [B, N, D] -> [B, N, D]
     """Attention, then MLP, each on a normalised copy and added to its input (eqs. 2 and 3)."""
     rng_attention, rng_mlp = split(rng, 2)
-    a = layer_norm(p["LayerNorm_0"], x, epsilon)
-    b = attention(p["MultiHeadDotProductAttention_1"], a, out=out)
-    middle = x + dropout(b, rate, rng_attention)
-    c = layer_norm(p["LayerNorm_2"], middle, epsilon)
-    d = mlp(p["MlpBlock_3"], c, gelu_form=gelu_form, rate=rate, rng=rng_mlp)
+    ln1 = layer_norm(p["LayerNorm_0"], x, epsilon)
+    mha = attention(p["MultiHeadDotProductAttention_1"], ln1, out=out)
+    middle = x + dropout(mha, rate, rng_attention)
+    ln2 = layer_norm(p["LayerNorm_2"], middle, epsilon)
+    y = mlp(p["MlpBlock_3"], ln2, gelu_form=gelu_form, rate=rate, rng=rng_mlp)
     if out is not None:
-        out |= {"ln1": a, "mha": b, "ln2": c, "mlp": d}
-    return middle + d
+        out |= {"ln1": ln1, "mha": mha, "ln2": ln2, "mlp": y}
+    return middle + y
 
 
 def scan_blocks(p, x, *, rng=None, **options):  # [B, N, D] -> [B, N, D]
@@ -69,14 +69,18 @@ def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, clas
     """The whole model (eqs. 1 to 4): images in [-1, 1] to class scores.
 
     Options and the names that a dictionary `out` receives are those of the NumPy twin; `rng` is
-    a JAX key. Under `jax.jit`, make `out` inside the function and return it.
+    a JAX key. Under `jax.jit`, make `out` inside the function and return it. Gradients are for
+    reverse mode (`jax.grad`, `jax.vjp`); attention's is written by hand and has no forward mode.
     """
     grid = patch_embedding(p["embedding"], images)
     x = grid.reshape(len(grid), -1, grid.shape[-1])
     if "cls" in p:
         x = add_class_token(p["cls"], x)
     encoded = encoder(p["Transformer"], x, out=out, **options)
-    y = pool(encoded, token="cls" in p)
+    if "MAPHead_0" in p:
+        y = attention_pool(p["MAPHead_0"], encoded)
+    else:
+        y = pool(encoded, class_token="cls" in p)
     if "pre_logits" in p:
         y = pre_logits(p["pre_logits"], y)
     features = y

@@ -1,15 +1,17 @@
 """The Vision Transformer in NumPy, to be read: every piece forward, and backward by hand.
 
 Each piece is `y, back = piece(p, x)`, and `dp, dx = back(dy)` sends a gradient back; a piece
-without parameters takes no `p` and sends back the gradient of its input alone.
+without parameters takes no `p` and sends back the gradient of its input alone. Exceptions:
+`scaled_dot_product` returns its weights between the two; `patchify` and `unpatchify`, each the
+other's gradient, return an array, as do `resize_kernel`, `sincos2d` and `smooth_labels`.
 """
 
-from .attention import attention, scaled_dot_product, softmax
+from .attention import attention, cross_attention, scaled_dot_product, softmax
 from .dropout import dropout
-from .head import head, pool, pre_logits
+from .head import attention_pool, head, pool, pre_logits
 from .losses import sigmoid_cross_entropy, smooth_labels, softmax_cross_entropy
 from .mlp import dense, gelu, mlp
 from .norms import layer_norm
-from .patches import patch_embedding, patchify, unpatchify
-from .positions import add_class_token, add_positions
+from .patches import patch_embedding, patchify, resize_kernel, unpatchify
+from .positions import add_class_token, add_positions, resize, sincos2d
 from .vit import encoder, encoder_block, vit

@@ -38,6 +38,16 @@ def scaled_dot_product(q, k, v):  # 3 x [B, H, N, K] -> [B, H, N, K], weights [B
     return weights @ v, weights, back
 
 
+def split_heads(x, heads):  # [B, N, H*K] -> [B, H, N, K]
+    """Each head's features by themselves."""
+    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def merge_heads(x):  # [B, H, N, K] -> [B, N, H*K]
+    """All heads' features side by side."""
+    return x.swapaxes(1, 2).reshape(len(x), x.shape[2], -1)
+
+
 def attention(p, x, *, out=None):  # [B, N, D] -> [B, N, D]
     """Every token looks at all tokens, H times in parallel (eqs. 5 to 8).
 
@@ -55,16 +65,34 @@ def attention(p, x, *, out=None):  # [B, N, D] -> [B, N, D]
     mixed, weights, back_mixed = scaled_dot_product(q, k, v)
     if out is not None:
         out["attention"] = weights
-    y, back_out = dense(p["out"], mixed.swapaxes(1, 2).reshape(batch, tokens, -1))
+    y, back_out = dense(p["out"], merge_heads(mixed))
 
     def back(dy):
         dp = {}
         dp["out"], dmerged = back_out(dy)
-        dmixed = dmerged.reshape(batch, tokens, heads, head_width).swapaxes(1, 2)
-        dqkv = np.stack(back_mixed(dmixed)).transpose(1, 3, 0, 2, 4)
+        dqkv = np.stack(back_mixed(split_heads(dmerged, heads))).transpose(1, 3, 0, 2, 4)
         djoined, dx = back_qkv(dqkv.reshape(qkv.shape))
         for i, name in enumerate(PROJECTIONS):
             dp[name] = {"kernel": djoined["kernel"][:, i], "bias": djoined["bias"][i]}
         return dp, dx
+
+    return y, back
+
+
+def cross_attention(p, x, context):  # [B, Q, D], [B, N, D] -> [B, Q, D]
+    """The same, with queries of x and with keys and values of another sequence."""
+    heads = len(p["query"]["bias"])
+    sources = {"query": x, "key": context, "value": context}
+    dense_parts = {name: dense(p[name], source) for name, source in sources.items()}
+    q, k, v = (split_heads(y, heads) for y, _ in dense_parts.values())
+    mixed, _, back_mixed = scaled_dot_product(q, k, v)
+    y, back_out = dense(p["out"], merge_heads(mixed))
+
+    def back(dy):
+        dp, dsources = {}, {}
+        dp["out"], dmerged = back_out(dy)
+        for name, dpart in zip(PROJECTIONS, back_mixed(split_heads(dmerged, heads)), strict=True):
+            dp[name], dsources[name] = dense_parts[name][1](merge_heads(dpart))
+        return dp, dsources["query"], dsources["key"] + dsources["value"]
 
     return y, back

@@ -2,12 +2,15 @@
 
 import numpy as np
 
+from ..shapes import check_rate, check_targets
+
 
 def smooth_labels(labels, classes, smoothing=0.0, dtype="float32"):  # [B] -> [B, classes]
     """Targets that sum to one: (1 - smoothing) on the label, smoothing / classes on every class.
 
     Only the convention of PyTorch and TensorFlow; big_vision's spreads it over the other classes.
     """
+    check_rate(smoothing, "label smoothing")
     labels = np.asarray(labels)
     if labels.size and not 0 <= labels.min() <= labels.max() < classes:
         wrong = labels[(labels < 0) | (labels >= classes)].ravel()[0]
@@ -16,12 +19,13 @@ def smooth_labels(labels, classes, smoothing=0.0, dtype="float32"):  # [B] -> [B
     return (one_hot * (1 - smoothing) + smoothing / classes).astype(dtype)
 
 
-def softmax_cross_entropy(logits, targets):  # 2 x [..., K] -> [...]
-    """-sum(target log softmax(logits)), in nats; log K when every score is equal.
+def softmax_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
+    """-sum(target log softmax(logits)), in nats; log(classes) when all scores are equal.
 
     `targets` are constants that sum to one (`smooth_labels`). The gradient is the difference of
     the probabilities from the targets: the softmax's Jacobian and the logarithm cancel.
     """
+    check_targets(logits.shape, targets.shape)
     shifted = logits - logits.max(-1, keepdims=True)
     log_total = np.log(np.exp(shifted).sum(-1, keepdims=True))
     log_probabilities = shifted - log_total
@@ -31,15 +35,16 @@ def softmax_cross_entropy(logits, targets):  # 2 x [..., K] -> [...]
         return dlosses[..., None] * (np.exp(log_probabilities) * total - targets)
 
     # 0 times a log-probability of -inf would be NaN: a class with target 0 adds nothing.
-    terms = np.where(targets == 0, 0, targets * log_probabilities)
+    terms = targets * np.where(targets == 0, 0, log_probabilities)
     return -terms.sum(-1), back
 
 
-def sigmoid_cross_entropy(logits, targets):  # 2 x [..., K] -> [...]
-    """K independent yes-or-no questions, summed; ImageNet-21k pre-training used it.
+def sigmoid_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
+    """An independent yes-or-no question for each class, summed; ImageNet-21k pre-training used it.
 
     `targets` are constants between 0 and 1. log(1 + exp(-|x|)) never overflows.
     """
+    check_targets(logits.shape, targets.shape)
     losses = np.maximum(logits, 0) - logits * targets + np.log1p(np.exp(-np.abs(logits)))
 
     def back(dlosses):

@@ -17,7 +17,7 @@ def dense(p, x):  # [..., I] -> [..., O]
 
     A kernel with more axes, [P, P, C, D] or [H, K, D], is read as the matrix [I, O].
     """
-    matrix = p["kernel"].reshape(x.shape[-1], -1)
+    matrix = p["kernel"].reshape(-1, p["bias"].size)
     rows = x.reshape(-1, x.shape[-1])
     y = rows @ matrix
     y += p["bias"].reshape(-1)

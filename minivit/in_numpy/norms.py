@@ -18,7 +18,8 @@ def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
 
     def back(dy):  # keeps `normal` and `deviation`: x itself is not needed again
         axes = tuple(range(dy.ndim - 1))
-        dp = {"scale": (dy * normal).sum(axes), "bias": dy.sum(axes)}
+        dscale = (dy * normal).sum(axes).astype(p["scale"].dtype, copy=False)
+        dp = {"scale": dscale, "bias": dy.sum(axes).astype(p["bias"].dtype, copy=False)}
         # Mean and variance depend on every entry of the row: their share is projected out.
         dnormal = dy * p["scale"]
         shift = dnormal.mean(-1, keepdims=True)

@@ -3,7 +3,7 @@
 from ..shapes import depth
 from .attention import attention
 from .dropout import dropout
-from .head import head, pool, pre_logits
+from .head import attention_pool, head, pool, pre_logits
 from .mlp import mlp
 from .norms import layer_norm
 from .patches import patch_embedding
@@ -12,32 +12,35 @@ from .positions import add_class_token, add_positions
 
 def encoder_block(p, x, *, gelu_form="tanh", epsilon=1e-6, rate=0.0, rng=None, out=None):
     # [B, N, D] -> [B, N, D]
-    """Attention, then MLP, each on a normalised copy and added to its input (eqs. 2 and 3)."""
-    a, back_norm1 = layer_norm(p["LayerNorm_0"], x, epsilon)
-    b, back_attention = attention(p["MultiHeadDotProductAttention_1"], a, out=out)
-    kept, back_drop = dropout(b, rate, rng)
+    """Attention, then MLP, each on a normalised copy and added to its input (eqs. 2 and 3).
+
+    The official names count the layers of a block: norm 0, attention 1, norm 2, MLP 3.
+    """
+    ln1, back_norm1 = layer_norm(p["LayerNorm_0"], x, epsilon)
+    mha, back_attention = attention(p["MultiHeadDotProductAttention_1"], ln1, out=out)
+    kept, back_drop = dropout(mha, rate, rng)
     middle = x + kept
-    c, back_norm2 = layer_norm(p["LayerNorm_2"], middle, epsilon)
-    d, back_mlp = mlp(p["MlpBlock_3"], c, gelu_form=gelu_form, rate=rate, rng=rng)
+    ln2, back_norm2 = layer_norm(p["LayerNorm_2"], middle, epsilon)
+    y, back_mlp = mlp(p["MlpBlock_3"], ln2, gelu_form=gelu_form, rate=rate, rng=rng)
     if out is not None:
-        out |= {"ln1": a, "mha": b, "ln2": c, "mlp": d}
+        out |= {"ln1": ln1, "mha": mha, "ln2": ln2, "mlp": y}
 
     def back(dy):
-        dmlp, dc = back_mlp(dy)
-        dnorm2, dmiddle = back_norm2(dc)
+        dmlp, dln2 = back_mlp(dy)
+        dnorm2, dmiddle = back_norm2(dln2)
         dmiddle = dmiddle + dy
-        dattention, da = back_attention(back_drop(dmiddle))
-        dnorm1, dx = back_norm1(da)
+        dattention, dln1 = back_attention(back_drop(dmiddle))
+        dnorm1, dx = back_norm1(dln1)
         dp = {"LayerNorm_0": dnorm1, "MultiHeadDotProductAttention_1": dattention}
         return dp | {"LayerNorm_2": dnorm2, "MlpBlock_3": dmlp}, dx + dmiddle
 
-    return middle + d, back
+    return middle + y, back
 
 
 def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
     # [B, N, D] -> [B, N, D]
     """Add positions, apply the blocks in the order of their numbers, normalise."""
-    dp, backs = {}, []
+    backs = []
     if "posembed_input" in p:
         x, back_positions = add_positions(p["posembed_input"], x)
     x, back_drop = dropout(x, rate, rng)
@@ -55,6 +58,7 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
     y, back_norm = layer_norm(p["encoder_norm"], x, epsilon)
 
     def back(dy):
+        dp = {}
         dp["encoder_norm"], dx = back_norm(dy)
         for i in reversed(range(len(backs))):
             dp[f"encoderblock_{i}"], dx = backs[i](dx)
@@ -69,8 +73,9 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
 def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, classes]
     """The whole model (eqs. 1 to 4): images in [-1, 1] to class scores.
 
-    The parameters carry the architecture. Without `cls` the tokens are averaged, without
-    `posembed_input` order is invisible, without `head` the result is the features [B, D].
+    The parameters carry the architecture. Without `cls` the tokens are averaged, or pooled by
+    `MAPHead_0`; without `posembed_input` order is invisible; without `head` the result is the
+    features [B, D].
     Options: gelu_form "tanh" or "erf"; epsilon of LayerNorm; rate and rng of dropout.
     A dictionary `out` receives the intermediates by name: patch_embedding, tokens,
     block{i} and its _ln1, _attention, _mha, _ln2, _mlp, then encoded, pre_logits, logits.
@@ -80,7 +85,10 @@ def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, clas
     if "cls" in p:
         x, back_cls = add_class_token(p["cls"], x)
     encoded, back_encoder = encoder(p["Transformer"], x, out=out, **options)
-    y, back_pool = pool(encoded, token="cls" in p)
+    if "MAPHead_0" in p:
+        y, back_pool = attention_pool(p["MAPHead_0"], encoded)
+    else:
+        y, back_pool = pool(encoded, class_token="cls" in p)
     if "pre_logits" in p:
         y, back_pre_logits = pre_logits(p["pre_logits"], y)
     features = y
@@ -95,7 +103,11 @@ def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, clas
             dp["head"], dy = back_head(dy)
         if "pre_logits" in p:
             dp["pre_logits"], dy = back_pre_logits(dy)
-        dp["Transformer"], dx = back_encoder(back_pool(dy))
+        if "MAPHead_0" in p:
+            dp["MAPHead_0"], dy = back_pool(dy)
+        else:
+            dy = back_pool(dy)
+        dp["Transformer"], dx = back_encoder(dy)
         if "cls" in p:
             dp["cls"], dx = back_cls(dx)
         dp["embedding"], dimages = back_embedding(dx.reshape(grid.shape))
