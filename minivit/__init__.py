@@ -5,17 +5,24 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     in_numpy/     the reference to read: forward, and backward derived by hand
     in_jax/       the same pieces under the same names, to jit and run
     shapes        what must fit together, with errors that say what to do
+    interpolation the weights of resizing a grid
     variants      model sizes by name, their parameters and operations
     params        fresh parameters; trees of arrays under the official names
-    optim         AdamW, schedules, clipping: once for both kinds of array
-    checkpoint    save and load
+    optim         AdamW, SGD, schedules, clipping, averaging: once for both kinds of array
+    checkpoint    save, load, inspect, convert; python -m minivit.checkpoint
+    dialects      how timm, Hugging Face and big_vision name the same weights
     datasets      images, labels, and the order of training
+    images        picture files to arrays
+    machine       what the machine offers
     engine_numpy  a training step on all cores, by threads
     engine_jax    a training step on all devices, by a mesh
     train         python -m minivit.train --tiny
+    finetune      a trained model made ready for other classes and sizes
+    predict       python -m minivit.predict IMAGE --checkpoint FILE
     evaluate      loss and accuracy
     figures       pictures
 
 Letters: B batch, N tokens, D width, H heads, K head width (D = H K), M MLP width, P patch side,
-C channels, L blocks. Images are [B, height, width, C]; uint8 pixels become x / 127.5 - 1.
+C channels, L blocks, R width of pre_logits. Images are [B, height, width, C]; uint8 pixels become
+x / 127.5 - 1.
 """

@@ -45,9 +45,10 @@ class NumPyEngine:
         """One thread's part of a step."""
         classes = self.trained["head"]["bias"].size
         targets = smooth_labels(labels, classes, self.smoothing)
-        loss, grads, logits = loss_and_gradient(
-            self.frozen | self.trained, normalise(images), targets, rate=self.rate, rng=rng
-        )
+        with np.errstate(all="ignore"):  # `update` sees and skips what is not finite
+            loss, grads, logits = loss_and_gradient(
+                self.frozen | self.trained, normalise(images), targets, rate=self.rate, rng=rng
+            )
         return (
             loss,
             pack({name: grads[name] for name in self.trained}),

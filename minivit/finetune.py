@@ -1,10 +1,17 @@
-"""A trained model made ready for other classes, and for images of another size (section 3.2)."""
+"""A trained model made ready for other classes, and for images of another size (section 3.2).
+
+`python -m minivit.finetune FILE --image-size 56` measures how well its features survive that size:
+a linear head is fitted on 1,000 training images, once for every way to resize the positions.
+"""
+
+import argparse
+import sys
 
 import numpy as np
 
-from . import in_numpy
-from .interpolation import source_grid
-from .shapes import pair, patch_grid
+from . import checkpoint, datasets, evaluate, in_numpy
+from .interpolation import METHODS, source_grid
+from .shapes import image_shape, pair, patch_grid
 
 
 def image_size(params, grid=None):  # -> height, width in pixels
@@ -18,23 +25,93 @@ def image_size(params, grid=None):  # -> height, width in pixels
     return tuple(n * p for n, p in zip(source_grid(rows, prefix, grid), patch, strict=True))
 
 
-def adapt(params, *, image_size, classes, old_grid=None, method="corners", antialias=False):
-    # -> parameters
+def resize_positions(params, size, *, old_grid=None, method="corners", antialias=False, seed=0):
+    # -> position table
+    """The table for images of another size; "random" draws a new one of the same deviation."""
+    table = params["Transformer"]["posembed_input"]["pos_embedding"]
+    grid = patch_grid(*pair(size), params["embedding"]["kernel"].shape[:2])
+    prefix = params["cls"].shape[1] if "cls" in params else 0
+    options = {"old_grid": old_grid, "prefix": prefix, "antialias": antialias}
+    if method != "random":
+        return in_numpy.resize(table, grid, method=method, **options)[0]
+    new, _ = in_numpy.resize(table, grid, **options)
+    draw = np.random.default_rng([seed, datasets.WEIGHTS]).standard_normal(new[:, prefix:].shape)
+    draw = (draw * table[:, prefix:].std()).astype(table.dtype)
+    return np.concatenate([new[:, :prefix], draw], axis=1)
+
+
+def adapt(params, *, image_size, classes, **options):  # -> parameters
     """Parameters for fine-tuning: a new head of zeros, and positions resized to the new images.
 
     `image_size` is a side or (height, width) in pixels; `old_grid` (rows, columns) of the position
     table is needed where it is not square. `pre_logits` is dropped, as the paper does. Everything
-    else is the same array.
+    else is the same array. Options: those of `resize_positions`.
     """
     width = params["Transformer"]["encoder_norm"]["scale"].size
-    head = {"kernel": np.zeros((width, classes)), "bias": np.zeros(classes)}
     new = {name: value for name, value in params.items() if name != "pre_logits"}
-    new["head"] = {name: value.astype("float32") for name, value in head.items()}
+    new["head"] = {
+        "kernel": np.zeros((width, classes), "float32"),
+        "bias": np.zeros(classes, "float32"),
+    }
     if "posembed_input" in params["Transformer"]:
-        table = params["Transformer"]["posembed_input"]["pos_embedding"]
-        grid = patch_grid(*pair(image_size), params["embedding"]["kernel"].shape[:2])
-        prefix = params["cls"].shape[1] if "cls" in params else 0
-        options = {"old_grid": old_grid, "prefix": prefix, "method": method, "antialias": antialias}
-        table, _ = in_numpy.resize(table, grid, **options)
+        table = resize_positions(params, image_size, **options)
         new["Transformer"] = params["Transformer"] | {"posembed_input": {"pos_embedding": table}}
     return new
+
+
+def features(params, images, batch_size=250):  # uint8 [B, height, width, C] -> [B, D]
+    """What the head would see."""
+    body = {name: value for name, value in params.items() if name != "head"}
+    parts = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
+    return np.concatenate([in_numpy.vit(body, datasets.normalise(part))[0] for part in parts])
+
+
+def probe(params, size, dataset, method, examples=1000, l2=10.0, seed=0):  # -> accuracy
+    """Share of test images that a linear head on the features gets right.
+
+    The head is fitted on standardised features of a few training images, in closed form.
+    """
+    classes = len(dataset.classes)
+    channels = params["embedding"]["kernel"].shape[2]
+    body = adapt(params, image_size=size, classes=classes, method=method, seed=seed)
+    chosen = np.random.default_rng([seed, datasets.ORDER]).permutation(len(dataset.train_images))
+    chosen = chosen[:examples]
+
+    def see(images):
+        return features(body, datasets.resize(datasets.with_channels(images, channels), *size))
+
+    train, test = see(dataset.train_images[chosen]), see(dataset.test_images)
+    mean, deviation = train.mean(0), train.std(0) + 1e-5
+    weights, bias = evaluate.ridge(
+        (train - mean) / deviation, dataset.train_labels[chosen], classes, l2
+    )
+    scores = ((test - mean) / deviation) @ weights + bias
+    return float((scores.argmax(-1) == dataset.test_labels).mean())
+
+
+def main(argv=None):  # -> exit status
+    """A line for every size and method."""
+    p = argparse.ArgumentParser(prog="python -m minivit.finetune", description=__doc__)
+    p.add_argument("checkpoint", metavar="FILE")
+    p.add_argument("--image-size", type=image_shape, nargs="+", required=True)
+    p.add_argument("--dataset", default="fashion-mnist")
+    args = p.parse_args(argv)
+    try:
+        with checkpoint.command_line_warnings():
+            params = checkpoint.inspect(args.checkpoint, head=False)[0]
+            dataset = datasets.load(args.dataset)
+            for size in args.image_size:
+                same = size == image_size(params)
+                for method in ["corners"] if same else [*METHODS, "random"]:
+                    accuracy = probe(params, size, dataset, method)
+                    print(
+                        f"{size[0]}x{size[1]}  {'as it is' if same else method:<14}{accuracy:.1%}"
+                    )
+        return 0
+    except (ValueError, OSError) as error:
+        print(f"minivit.finetune: error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,7 @@ from . import checkpoint, images
 from .datasets import normalise
 from .finetune import image_size
 from .in_numpy import softmax, vit
-from .train import size
+from .shapes import image_shape
 
 
 def parser():
@@ -24,7 +24,9 @@ def parser():
     p.add_argument("--checkpoint", required=True, metavar="FILE", help=".npz or .safetensors")
     p.add_argument("--labels", metavar="FILE", help="class names, a line each")
     p.add_argument("--top", type=int, default=5, help="classes to show (default: 5)")
-    p.add_argument("--image-size", type=size, help="side or HEIGHTxWIDTH (default: the model's)")
+    p.add_argument(
+        "--image-size", type=image_shape, help="side or HEIGHTxWIDTH (default: the model's)"
+    )
     text = "share of the picture that the centre crop keeps (default: 0.875, the official one)"
     p.add_argument("--crop", type=float, default=7 / 8, help=text)
     p.add_argument("--heads", type=int, help="of a state dict whose width is unusual")

@@ -1,9 +1,21 @@
 """What shapes must fit together, for both twins; plain Python, and errors that name a remedy."""
 
+import argparse
+import re
+
 
 def pair(patch):  # P or (P, Q) -> (P, Q)
     """A patch size as rows and columns."""
     return (patch, patch) if isinstance(patch, int) else tuple(patch)
+
+
+def image_shape(text):  # "224" or "28x56" -> height, width
+    """An image size, or a grid, on a command line."""
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    sides = match and (int(match[1]), int(match[2] or match[1]))
+    if not sides or 0 in sides:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a side nor HEIGHTxWIDTH")
+    return sides
 
 
 def patch_grid(height, width, patch):  # -> rows, columns of patches

@@ -21,6 +21,7 @@ from . import checkpoint, datasets, evaluate, finetune, optim, variants
 from .checkpoint import command_line_warnings
 from .interpolation import METHODS
 from .params import count, initialise, tree_map
+from .shapes import image_shape
 
 METRICS = ("step", "images", "learning_rate", "loss", "accuracy", "test_loss", "test_accuracy")
 
@@ -42,14 +43,6 @@ FINETUNE = {
     "weight_decay": 0.0,
     "average": 0.9999,
 }
-
-
-def size(text):  # "224" or "28x56" -> height, width
-    """An image size on the command line."""
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    if not match or 0 in (height := int(match[1]), width := int(match[2] or match[1])):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a side nor HEIGHTxWIDTH in pixels")
-    return height, width
 
 
 def parser():
@@ -74,10 +67,12 @@ def parser():
     option(
         "--image-size",
         "side or HEIGHTxWIDTH in pixels (default: 224, for tiny 28, for --init its own)",
-        type=size,
+        type=image_shape,
     )
-    option("--old-grid", "grid of --init's positions where it is not square: 4x8", type=size)
-    option("--positions", "how --init's are resized", choices=METHODS, default="corners")
+    option("--old-grid", "grid of --init's positions where it is not square: 4x8", type=image_shape)
+    option(
+        "--positions", "how --init's are resized", choices=(*METHODS, "random"), default="corners"
+    )
     option("--freeze", "train the head alone", action="store_true")
     option("--dataset", "data set", default="fashion-mnist")
     option("--backend", "which twin runs", choices=("jax", "numpy"), default="jax")
@@ -135,7 +130,7 @@ def start(args, dataset):  # -> name, parameters
     if args.image_size is None:
         args.image_size = finetune.image_size(params, args.old_grid)
     options = {"image_size": args.image_size, "classes": classes, "old_grid": args.old_grid}
-    params = finetune.adapt(params, method=args.positions, **options)
+    params = finetune.adapt(params, method=args.positions, seed=args.seed, **options)
     name = re.sub(r"[^\w.-]+", "-", f"{description['variant']}-finetuned")
     return name, tree_map(lambda leaf: leaf.astype("float32"), params)
 

@@ -1,5 +1,6 @@
 """Shared by all tests: JAX with two CPU devices, and the numbers of other implementations."""
 
+import tempfile
 from pathlib import Path
 
 import jax
@@ -9,7 +10,12 @@ from hypothesis import settings
 
 from minivit.params import unflatten
 
+jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
+# The same programs are built again and again: compile each once.
+CACHE = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+jax.config.update("jax_compilation_cache_dir", CACHE.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 # New shapes compile, so the first example is slow; derandomised, so that a run can be repeated.
 settings.register_profile("minivit", deadline=None, derandomize=True, max_examples=50)

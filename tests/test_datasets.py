@@ -130,6 +130,21 @@ def test_normalise():
     np.testing.assert_allclose(x, [-1, -0.9921569, -0.0039216, 0.0039216, 1], atol=1e-7)
 
 
+def test_normalising_twice_is_refused():
+    with pytest.raises(ValueError, match="float32, not uint8"):
+        datasets.normalise(np.zeros(3, "float32"))
+
+
+def test_grey_for_a_model_of_colour():
+    grey = np.arange(8, dtype=np.uint8).reshape(2, 2, 2, 1)
+    colour = datasets.with_channels(grey, 3)
+    assert colour.shape == (2, 2, 2, 3)
+    assert (colour == grey).all()
+    assert datasets.with_channels(colour, 3) is colour
+    with pytest.raises(ValueError, match="3 channels, the model expects 1"):
+        datasets.with_channels(colour, 1)
+
+
 def test_resize():
     """IMG-06: height before width; the same size is the same array; a flat image stays flat."""
     images = np.zeros((1, 8, 8, 3), np.uint8)

@@ -72,6 +72,23 @@ def test_huge_logits(twin):
     np.testing.assert_array_equal(2 * grads, [[1, -1], [0, 0]])
 
 
+@TWINS
+def test_impossible_class(twin):
+    """A score of -inf is fine for a class that is not the target."""
+    losses, _ = loss_and_gradient(twin, "softmax_cross_entropy", [[0, -np.inf]], [[1, 0]])
+    np.testing.assert_array_equal(losses, 0)
+
+
+@TWINS
+def test_labels_are_not_targets(twin):
+    """They would broadcast to nonsense."""
+    for name in ("softmax_cross_entropy", "sigmoid_cross_entropy"):
+        with pytest.raises(ValueError, match=r"\(5, 5\) need targets.*\(5,\).*smooth_labels"):
+            loss_and_gradient(twin, name, np.zeros((5, 5)), np.zeros(5))
+    with pytest.raises(ValueError, match="smoothing 2 must be"):
+        in_numpy.smooth_labels([0], 3, 2)
+
+
 @given(arrays(np.float64, (3, 4), elements=st.floats(-20, 20)), st.floats(-30, 30))
 def test_shift_and_bounds(logits, shift):
     """A shift changes nothing, the loss is not negative, the gradient sums to zero."""

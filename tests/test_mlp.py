@@ -40,6 +40,13 @@ def test_wrong_arguments(twin):
             twin.dropout(X, rate)
 
 
+@pytest.mark.parametrize("twin", [in_numpy, in_jax], ids=["numpy", "jax"])
+def test_dense_refuses_another_width(twin):
+    """A kernel [8, 1] does not fit inputs of width 4, though its size would."""
+    with pytest.raises((ValueError, TypeError), match=r"8"):
+        twin.dense({"kernel": np.zeros((8, 1)), "bias": np.zeros(1)}, np.zeros((3, 4)))
+
+
 def drop(twin, step, layer):
     """Ones after dropout at 0.5, for a step and a layer."""
     ones = np.ones(1000, "float32")
@@ -69,8 +76,7 @@ def test_dropout_gradient_is_the_mask():
     np.testing.assert_array_equal(back(x), y)
 
 
-def test_no_two_places_share_a_mask():
-    """ATT-11: within a block of ones, and between blocks, the JAX masks differ."""
+def test_split_keys_differ():
     from minivit.in_jax.dropout import split
 
     keys = [jax.random.key_data(k) for k in split(jax.random.key(3), 8)]

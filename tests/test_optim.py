@@ -15,11 +15,12 @@ def arrays(kind, tree):
     return tree_map(jnp.asarray if kind == "jax" else np.asarray, tree)
 
 
+jitted = jax.jit(optim.update, static_argnames=("rule", "clip", "keep", "weight_decay"))
+
+
 def step(kind, *args, **options):
-    """One AdamW step; in JAX jitted, as the engine runs it."""
-    if kind == "numpy":
-        return optim.update(*args, **options)
-    return jax.jit(lambda *a: optim.update(*a, **options))(*args)
+    """One step; in JAX jitted, as the engine runs it."""
+    return (optim.update if kind == "numpy" else jitted)(*args, **options)
 
 
 def trajectory(peers, kind, rates, **options):
@@ -27,11 +28,52 @@ def trajectory(peers, kind, rates, **options):
     f = peers("optim")
     p = arrays(kind, unflatten({n[10:]: a for n, a in f.items() if n.startswith("in/params/")}))
     grads = {n[9:]: a for n, a in f.items() if n.startswith("in/grads/")}
-    state = optim.start(p)
+    state = optim.start(p, options.get("rule", "adamw"), average="keep" in options)
     for i, rate in enumerate(rates):
         g = arrays(kind, unflatten({name: a[i] for name, a in grads.items()}))
         p, state = step(kind, p, g, state, rate, **options)
         yield i, p, state
+
+
+@KINDS
+def test_sgd_is_optax(peers, kind):
+    """Momentum 0.9; and with clipping under vit_jax's linear schedule."""
+    f = peers("optim")
+    for i, p, state in trajectory(peers, kind, 12 * [0.01], rule="sgd"):
+        close(p, f, "out/sgd/params", i)
+        close(state["momentum"], f, "out/sgd/momentum", i)
+    rates = [optim.schedule(s, base=0.03, total=12, warmup=3, decay="linear") for s in range(12)]
+    np.testing.assert_allclose(rates, f["in/schedule_linear"], atol=1e-8)
+    for i, p, _ in trajectory(peers, kind, rates, rule="sgd", clip=1.0):
+        close(p, f, "out/sgd_clip_linear/params", i)
+
+
+@KINDS
+def test_averages_are_optax(peers, kind):
+    """Polyak averaging from the initial weights, decay 0.9."""
+    f = peers("optim")
+    for i, _, state in trajectory(peers, kind, 12 * [0.01], weight_decay=0.1, keep=0.9):
+        close(state["average"], f, "out/ema_from_init", i)
+
+
+def test_average_in_numbers():
+    """OPT-15: a constant stays; 1 then 2, 3, 4 is 1.561; 0 copies, 1 freezes."""
+    two = {"x": np.full(3, 2.0)}
+    for keep in (0.0, 0.99, 1.0):
+        np.testing.assert_array_equal(optim.polyak(two, two, keep)["x"], 2)
+    average = {"x": np.ones(1)}
+    for weight in (2.0, 3.0, 4.0):
+        average = optim.polyak(average, {"x": np.array([weight])}, 0.9)
+    assert average["x"][0] == pytest.approx(1.561)
+    assert optim.polyak(average, two, 0.0)["x"][0] == 2
+    assert optim.polyak(average, two, 1.0)["x"][0] == pytest.approx(1.561)
+
+
+def test_average_warms_up():
+    """(1 + t) / (10 + t), until the share that was asked for."""
+    kept = [optim.warm_keep(t, 0.9999) for t in (0, 10, 89_990, 10**6)]
+    assert kept == pytest.approx([0.1, 0.55, 89_991 / 90_000, 0.9999])
+    assert optim.warm_keep(500, 0.0) == 0
 
 
 def close(tree, peer, prefix, i):
@@ -114,6 +156,12 @@ def test_schedule_curve():
         assert {optim.schedule(s, **options) for s in (10, 11, 15, 20, 1000)} == {rates[10]}
 
 
+def test_schedule_never_exceeds_its_base():
+    """Not even where the base is below the end of the linear decay."""
+    for base in (0, 1e-6, 1e-3):
+        assert max(optim.schedule(s, base=base, total=9, decay="linear") for s in range(12)) == base
+
+
 def test_schedule_that_cannot_be():
     with pytest.raises(ValueError, match=r"11 steps.*10 steps"):
         optim.schedule(0, base=1, total=10, warmup=11)
@@ -167,6 +215,8 @@ def test_clipping_edges():
     for limit in (5, 10, 0, None):
         same, _ = optim.clip_by_global_norm(grads, limit)
         np.testing.assert_array_equal([same["a"], same["b"]], [[3], [4]])
+    same, _ = optim.clip_by_global_norm(grads, np.inf)
+    np.testing.assert_array_equal(same["a"], [3])
     zero = {"a": np.zeros(2)}
     for limit in (1, 0):
         np.testing.assert_array_equal(optim.clip_by_global_norm(zero, limit)[0]["a"], 0)
@@ -174,13 +224,14 @@ def test_clipping_edges():
 
 @KINDS
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite(kind, bad):
+@pytest.mark.parametrize("clip", [0, 1.0])
+def test_a_gradient_that_is_not_finite(kind, bad, clip):
     """OPT-14: nothing moves, the step is counted, and the next healthy one is as if first."""
     p = arrays(kind, {"a": np.ones(3, "float32"), "b": np.ones(2, "float32")})
     state = optim.start(p)
     broken = arrays(kind, {"a": np.array([0, bad, 0], "float32"), "b": np.ones(2, "float32")})
     healthy = arrays(kind, {"a": np.ones(3, "float32"), "b": np.ones(2, "float32")})
-    skipped, after = step(kind, p, broken, state, 0.1, clip=1.0)
+    skipped, after = step(kind, p, broken, state, 0.1, clip=clip)
     for name in ("a", "b"):
         np.testing.assert_array_equal(skipped[name], p[name])
         np.testing.assert_array_equal(after["mean"][name], state["mean"][name])

@@ -39,7 +39,9 @@ def test_vit_jax_in_float64(peers, weights, model, twin):
     f = peers(model)
     with jax.enable_x64(True):
         out = run(twin, weights(f, "float64"), f["in/images"].astype("float64"))
-    for name in (n for n in f if n.startswith("out64/") and n != "out64/loss"):
+    names = [n for n in f if n.startswith("out64/") and n != "out64/loss"]
+    assert "out64/logits" in names
+    for name in names:
         np.testing.assert_allclose(out[name[6:]], f[name], err_msg=name, **DOUBLE)
 
 

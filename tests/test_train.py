@@ -53,7 +53,8 @@ def test_what_a_run_writes(backend, tmp_path, capsys):
     assert float(rows[0]["loss"]) == pytest.approx(np.log(10), rel=0.2)
     assert rows[-1]["test_accuracy"]
     for picture in ("curves.png", "examples.png"):
-        assert Image.open(folder / picture).size[0] >= 1000
+        with Image.open(folder / picture) as opened:
+            assert opened.size[0] >= 1000
     shown = capsys.readouterr().out
     assert "of 30 test images" in shown
     assert "Sneaker" in shown
@@ -91,6 +92,35 @@ def test_another_variant_at_another_size(tmp_path):
 
 
 @pytest.mark.usefixtures("small_data")
+@pytest.mark.parametrize("backend", ["jax", "numpy"])
+def test_fine_tuning(backend, tmp_path):
+    """Pre-train at 28 px; fine-tune at 28x56, not square; then the head alone from there."""
+    first, second, third = (tmp_path / name for name in "abc")
+    assert train.main([*SHORT, "--backend", backend, "--output", str(first)]) == 0
+    common = [*SHORT[1:], "--backend", backend]
+    options = ["--init", str(first / "checkpoint.npz"), "--image-size", "28x56"]
+    assert train.main([*options, *common, "--output", str(second)]) == 0
+    p = flatten(checkpoint.load(second / "checkpoint.npz"))
+    assert p["Transformer/posembed_input/pos_embedding"].shape == (1, 1 + 4 * 8, 64)
+    options = ["--init", str(second / "checkpoint.npz"), "--freeze", "--learning-rate", "0.1"]
+    assert train.main([*options, *common, "--old-grid", "4x8", "--output", str(third)]) == 0
+    q = flatten(checkpoint.load(third / "checkpoint.npz"))
+    for name in p:
+        assert (p[name] != q[name]).any() == name.startswith("head"), name
+
+
+@pytest.mark.usefixtures("small_data")
+def test_divergence_is_told(tmp_path, capsys):
+    """A run that can only skip stops, and nothing that is not finite is saved."""
+    options = ["--learning-rate", "1e30", "--clip", "0", "--warmup-steps", "0", "--steps", "20"]
+    command = ["--tiny", "--backend", "numpy", *options, "--batch-size", "8", "--log-every", "5"]
+    with np.errstate(all="ignore"):
+        assert train.main([*command, "--output", str(tmp_path / "x")]) == 1
+    assert "no finite loss up to step" in capsys.readouterr().err
+    assert not (tmp_path / "x" / "checkpoint.npz").exists()
+
+
+@pytest.mark.usefixtures("small_data")
 def test_default_folders_do_not_overwrite(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
@@ -103,7 +133,7 @@ def test_default_folders_do_not_overwrite(tmp_path, monkeypatch):
     [
         (["--model", "X/16"], "unknown variant 'X/16'"),
         (["--model", "Ti/16", "--image-size", "30"], "image 30x30 is not divisible by patch 16x16"),
-        (["--tiny", "--steps", "-5"], "--steps is -5; it must be at least 1"),
+        (["--tiny", "--steps", "-5"], "--steps is -5; it must be at least 1 and below inf"),
         (["--tiny", "--steps", "0"], "--steps is 0"),
         (["--tiny", "--batch-size", "0"], "--batch-size is 0"),
         (["--tiny", "--batch-size", "70000"], "--batch-size 70000 exceeds 60000"),
@@ -114,6 +144,9 @@ def test_default_folders_do_not_overwrite(tmp_path, monkeypatch):
         (["--tiny", "--steps", "5", "--warmup-steps", "9"], "--warmup-steps 9"),
         (["--tiny", "--dataset", "cats"], "unknown data set 'cats'"),
         (["--tiny", "--seed", "-1"], "--seed is -1"),
+        (["--tiny", "--learning-rate", "inf"], "--learning-rate is inf"),
+        (["--tiny", "--image-size", "30"], "image 30x30 is not divisible by patch 7x7"),
+        (["--init", "absent.npz"], "absent.npz"),
     ],
 )
 def test_wrong_values(arguments, message, tmp_path, capsys):
@@ -144,19 +177,21 @@ def test_output_that_cannot_be_written(tmp_path, capsys):
     assert file.read_text() == "mine"
 
 
-def test_a_result_is_not_overwritten(tmp_path, capsys):
-    (tmp_path / "checkpoint.npz").write_bytes(b"precious")
+@pytest.mark.parametrize("name", ["checkpoint.npz", "metrics.csv"])
+def test_a_result_is_not_overwritten(name, tmp_path, capsys):
+    (tmp_path / name).write_bytes(b"precious")
     assert train.main([*SHORT, "--output", str(tmp_path)]) == 2
-    assert "holds a checkpoint already" in capsys.readouterr().err
-    assert (tmp_path / "checkpoint.npz").read_bytes() == b"precious"
+    assert f"holds a {name} already" in capsys.readouterr().err
+    assert (tmp_path / name).read_bytes() == b"precious"
 
 
 def test_help_names_the_defaults(capsys):
     with pytest.raises(SystemExit):
         train.main(["--help"])
     text = capsys.readouterr().out
-    assert "default: 0.003" in text
-    assert "default: linear" in text
+    for name, value in train.SCRATCH.items():
+        shown = " ".join(text.split())
+        assert f"(default: {value}; with --init {train.FINETUNE[name]})" in shown
     assert "None" not in text
 
 

@@ -26,9 +26,11 @@ MEAN_POOLED = {"B/16": 86_566_120, "B/32": 88_222_696, "S/16": 22_049_896, "S/32
 @pytest.mark.parametrize(("name", "numbers"), OFFICIAL.items())
 def test_official_counts(name, numbers):
     variant = variants.parse(name)
-    count, _, tokens = numbers
+    count, arrays, tokens = numbers
     assert variants.parameter_count(variant) == count
     assert variants.tokens(variant, 224, class_token=False) == tokens
+    sizes = {"channels": 3, "classes": 1000}
+    assert len(params.named_shapes(variant, tokens + 1, **sizes)) == arrays
 
 
 @pytest.mark.parametrize(("name", "count"), MEAN_POOLED.items())
@@ -76,11 +78,19 @@ def test_unknown_names(name):
         variants.parse(name)
 
 
-@pytest.mark.parametrize("field", ["patch", "width", "mlp"])
+@pytest.mark.parametrize("field", ["patch", "width", "mlp", "blocks"])
 def test_sizes_must_be_positive(field):
-    sizes = {"patch": 4, "width": 8, "mlp": 8, "heads": 2, "blocks": 1} | {field: 0}
-    with pytest.raises(ValueError, match=f"{field} is 0"):
+    sizes = {"patch": 4, "width": 8, "mlp": 8, "heads": 2, "blocks": 1} | {field: -2}
+    with pytest.raises(ValueError, match=f"{field} is -2"):
         variants.Variant("x", **sizes)
+
+
+def test_patches_need_not_be_square():
+    variant = variants.Variant("x", (4, 2), 8, 16, 2, 1)
+    p = params.initialise(variant, 0, image_size=(8, 6), channels=3, classes=5)
+    assert params.count(p) == variants.parameter_count(variant, (8, 6), classes=5)
+    assert p["embedding"]["kernel"].shape == (4, 2, 3, 8)
+    assert variants.forward_flops(variant, (8, 6)) > 0
 
 
 @pytest.mark.parametrize(

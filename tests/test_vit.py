@@ -80,6 +80,30 @@ def test_dropout_sleeps_in_evaluation(twin):
     np.testing.assert_array_equal(run(twin, p, IMAGES, rate=0.9), still)
 
 
+@pytest.mark.parametrize("layout", ["numpy", "loop"])
+def test_no_two_places_share_a_mask(layout, monkeypatch):
+    """ATT-11: positions, and in each block attention, GELU and MLP: seven masks, all different."""
+    import sys
+
+    twin = "in_numpy" if layout == "numpy" else "in_jax"
+    module, masks = sys.modules[f"minivit.{twin}.dropout"], []
+    original = module.keep_mask
+
+    def spy(*args):
+        masks.append(np.asarray(original(*args)))
+        return original(*args) if twin == "in_jax" else masks[-1]
+
+    monkeypatch.setattr(module, "keep_mask", spy)
+    if twin == "in_numpy":
+        in_numpy.vit(model(), IMAGES, rate=0.5, rng=np.random.default_rng(0))
+    else:
+        p = tree_map(lambda leaf: jnp.asarray(leaf, "float32"), model())
+        in_jax.vit(p, jnp.asarray(IMAGES, "float32"), rate=0.5, rng=jax.random.key(0))
+    assert len(masks) == 1 + 2 * 3
+    starts = {mask.ravel()[:200].tobytes() for mask in masks}
+    assert len(starts) == len(masks)
+
+
 def test_dropout_sits_in_every_block():
     """A generator wakes it, and the same one repeats it."""
     p = tree_map(lambda leaf: jnp.asarray(leaf, "float32"), model())
@@ -108,6 +132,20 @@ def test_wrong_image_size(twin):
         run(twin, model(), np.zeros((1, 8, 8, 3)))
 
 
+@TWINS
+def test_wrong_pixels(twin):
+    """Raw bytes would run, and give scores without meaning."""
+    with pytest.raises(ValueError, match=r"uint8; apply datasets\.normalise"):
+        run(twin, model(), np.zeros((1, 8, 12, 3), np.uint8))
+
+
+def test_a_missing_block_is_named():
+    p = model()
+    del p["Transformer"]["encoderblock_0"]
+    with pytest.raises(ValueError, match="encoderblock_0 is missing among 1"):
+        run("numpy", p, IMAGES)
+
+
 def test_fresh_model_knows_nothing():
     """A zero head gives equal scores, so the loss is exactly log K."""
     p = params.initialise(VARIANT, 0, **SIZE)
@@ -118,7 +156,7 @@ def test_fresh_model_knows_nothing():
 
 
 def test_gradient_is_zero_where_nothing_flows():
-    """Behind a zero head only the head learns; the class token's query alone feeds the output."""
+    """Behind a zero head only the head learns."""
     p = params.initialise(VARIANT, 0, **SIZE)
     targets = in_numpy.smooth_labels([0, 1, 2, 3, 4], 7)
     _, grads, _ = loss_and_gradient(p, IMAGES.astype("float32"), targets)

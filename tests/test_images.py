@@ -1,0 +1,310 @@
+"""Picture files (cases IMG-01 to IMG-18), prediction, and the pictures that minivit draws."""
+
+import argparse
+import io
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile
+
+from minivit import checkpoint, datasets, figures, finetune, images, params, predict, variants
+from minivit.params import flatten
+from minivit.shapes import image_shape
+
+R, G, B, K = (255, 0, 0), (0, 255, 0), (0, 0, 255), (0, 0, 0)
+LETTERS = {"R": R, "G": G, "B": B, ".": K}
+UPRIGHT = [
+    "R.G/B..",
+    "G.R/..B",
+    "..B/G.R",
+    "B../R.G",
+    "RB/../G.",
+    "BR/../.G",
+    ".G/../BR",
+    "G./../RB",
+]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("extension", ["png", "jpg"])
+def test_exif_orientation(tmp_path, orientation, extension):
+    """IMG-01: pictures stand upright."""
+    pixels = np.array([[R, K, G], [B, K, K]], np.uint8).repeat(16, 0).repeat(16, 1)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"x.{extension}"
+    options = {"quality": 100, "subsampling": 0} if extension == "jpg" else {}
+    Image.fromarray(pixels).save(path, exif=exif, **options)
+    rows = UPRIGHT[orientation - 1].split("/")
+    expected = np.array([[LETTERS[c] for c in row] for row in rows])
+    centres = images.read(path)[8::16, 8::16].astype(int)
+    assert np.abs(centres - expected).max() <= (8 if extension == "jpg" else 0)
+
+
+def test_sixteen_bits(tmp_path):
+    """IMG-02: the lower byte is dropped; clipping would make it white."""
+    values = np.array([[0, 255, 256, 32768, 65535]], np.uint16)
+    Image.fromarray(values).save(tmp_path / "x.png")
+    assert images.read(tmp_path / "x.png", 1)[0, :, 0].tolist() == [0, 0, 1, 128, 255]
+    assert images.read(tmp_path / "x.png")[0, 3].tolist() == [128, 128, 128]
+
+
+@pytest.mark.parametrize(
+    ("mode", "pixel", "expected"),
+    [
+        ("RGBA", (255, 0, 0, 0), (255, 255, 255)),
+        ("RGBA", (255, 0, 0, 128), (255, 127, 127)),
+        ("LA", (100, 255), (100, 100, 100)),
+        ("LA", (100, 0), (255, 255, 255)),
+        ("L", 100, (100, 100, 100)),
+        ("1", 1, (255, 255, 255)),
+        ("CMYK", (0, 255, 255, 0), (255, 0, 0)),
+        ("RGB", (1, 2, 3), (1, 2, 3)),
+    ],
+)
+def test_modes(tmp_path, mode, pixel, expected):
+    """IMG-04, IMG-05: always three channels of bytes; transparency is laid on white."""
+    path = tmp_path / ("x.tif" if mode == "CMYK" else "x.png")
+    Image.new(mode, (2, 1), pixel).save(path)
+    array = images.read(path)
+    assert array.dtype == np.uint8
+    assert array.shape == (1, 2, 3)
+    assert array[0, 0].tolist() == list(expected)
+    assert images.read(path, 1).shape == (1, 2, 1)
+
+
+def test_palette_with_transparency(tmp_path):
+    picture = Image.new("P", (2, 1), 1)
+    picture.putpalette([9, 9, 9, 255, 0, 0])
+    picture.putpixel((1, 0), 0)
+    picture.save(tmp_path / "x.png", transparency=0)
+    assert images.read(tmp_path / "x.png")[0].tolist() == [[255, 0, 0], [255, 255, 255]]
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_numbers_without_a_range(tmp_path, mode):
+    Image.new(mode, (1, 1), 100).save(tmp_path / "x.tif")
+    with pytest.raises(images.ImageError, match=r"x\.tif cannot be read: mode"):
+        images.read(tmp_path / "x.tif")
+
+
+def broken(folder):
+    """IMG-09, IMG-10: half a JPEG, nothing, text, a folder that is called a picture, nothing."""
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(noise).save(buffer, "JPEG")
+    (folder / "half.jpg").write_bytes(buffer.getvalue()[: len(buffer.getvalue()) // 2])
+    (folder / "empty.png").write_bytes(b"")
+    (folder / "text.jpg").write_text("not a picture")
+    (folder / "folder.png").mkdir()
+    return ["half.jpg", "empty.png", "text.jpg", "folder.png", "absent.png"]
+
+
+def test_what_cannot_be_read(tmp_path):
+    """One type of error with the path; Pillow's global switch is left alone."""
+    for name in broken(tmp_path):
+        with pytest.raises(images.ImageError, match=name):
+            images.read(tmp_path / name)
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+
+
+def test_decompression_bombs(tmp_path, monkeypatch):
+    Image.new("1", (200, 200)).save(tmp_path / "x.png")
+    for limit in (30_000, 10_000):  # Pillow warns above the limit, and refuses above its double
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(images.ImageError, match="too large to be decoded safely"):
+            images.read(tmp_path / "x.png")
+
+
+def test_crop_is_height_then_width():
+    """IMG-06: and a picture that is not square is not squeezed."""
+    image = np.zeros((8, 8, 3), np.uint8)
+    image[:, :4] = R
+    wide = images.resize_and_crop(image, 32, 64, crop=1)
+    assert wide.shape == (32, 64, 3)
+    assert (wide[:, :28] == R).all()
+    assert (wide[:, 36:] == 0).all()
+    ramp = np.arange(100, dtype=np.uint8)[None, :, None].repeat(50, 0)
+    cropped = images.resize_and_crop(ramp, 50, 50, crop=1)[0, :, 0]
+    assert cropped.tolist() == list(range(25, 75))
+    official = images.resize_and_crop(ramp.repeat(3, 2), 224, 224)
+    assert official.shape == (224, 224, 3)
+
+
+def test_finding_pictures(tmp_path):
+    """IMG-14, IMG-17, IMG-18: sorted, capitals, hidden ones left out, any alphabet."""
+    for name in ["b.JPG", "a.png", "ångström 猫/é 🐱.PnG", ".hidden/c.png", ".d.png", "e.txt"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found = [str(p.relative_to(tmp_path)) for p in images.find([tmp_path])]
+    assert found == ["a.png", "b.JPG", "ångström 猫/é 🐱.PnG"]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(images.ImageError, match="none holds no picture"):
+        list(images.find([tmp_path / "none"]))
+
+
+# --- predict ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A checkpoint that tells dark from bright, pictures, and labels."""
+    variant = variants.Variant("x", 4, 8, 16, 2, 1)
+    p = params.initialise(variant, 0, image_size=(8, 12), channels=3, classes=2, class_token=False)
+    rng = np.random.default_rng(0)
+    p["head"]["kernel"] = rng.standard_normal((8, 2)).astype("float32")
+    Image.new("RGB", (30, 20), "white").save(tmp_path / "å b.png")
+    Image.new("L", (30, 20), 0).save(tmp_path / "dark.png")
+    (tmp_path / "labels.txt").write_text("cat\ndög\n", encoding="utf-8")
+    return checkpoint.save(tmp_path / "x.npz", p), tmp_path
+
+
+def test_predict(files, capsys):
+    path, folder = files
+    options = ["--checkpoint", str(path), "--labels", str(folder / "labels.txt")]
+    options += ["--image-size", "8x12", "--attention", str(folder / "attention.png")]
+    assert predict.main([str(folder / "å b.png"), str(folder / "dark.png"), *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("å b.png")
+    shares = {line.split()[1]: float(line.split()[0].rstrip("%")) for line in lines[1:3]}
+    assert shares.keys() == {"cat", "dög"}
+    assert sum(shares.values()) == pytest.approx(100, abs=0.02)
+    with Image.open(folder / "attention.png") as picture:
+        assert picture.size[0] > 600
+
+
+def test_predict_from_standard_input(files, capsys, monkeypatch):
+    path, folder = files
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO(f"{folder / 'dark.png'}\n\n{folder / 'no.png'}\n")
+    )
+    assert predict.main(["--checkpoint", str(path), "--image-size", "8x12"]) == 1
+    captured = capsys.readouterr()
+    assert "class 0" in captured.out
+    assert "no.png does not exist" in captured.err
+
+
+def test_predict_errors(files, capsys):
+    """CKP-08 (c) and other mistakes: one line each, status 2."""
+    path, folder = files
+    (folder / "three.txt").write_text("a\nb\nc\n")
+    good = str(folder / "dark.png")
+    size = ["--image-size", "8x12"]
+    for arguments, message in (
+        (
+            [good, "--checkpoint", str(path), *size, "--labels", str(folder / "three.txt")],
+            "3 classes",
+        ),
+        ([good, "--checkpoint", str(folder / "no.npz")], "no.npz"),
+        ([good, "--checkpoint", good], "dark.png"),
+        ([good, "--checkpoint", str(path)], "6 positions, which is no square"),
+        ([good, "--checkpoint", str(path), "--image-size", "9x12"], "not divisible"),
+        ([str(folder / "no.png"), "--checkpoint", str(path), *size], "none of the pictures"),
+        ([good, "--checkpoint", str(path), *size, "--crop", "0"], "--crop is 0.0"),
+        ([good, "--checkpoint", str(path), *size, "--top", "0"], "--top is 0"),
+    ):
+        assert predict.main(arguments) == 2
+        error = capsys.readouterr().err.splitlines()[-1]
+        assert error.startswith("minivit.predict: error: ")
+        assert message in error
+
+
+def test_class_attention():
+    """The class token's row over the patches; without one the mean over all queries."""
+    weights = np.random.default_rng(0).dirichlet(np.ones(7), (2, 3, 7))
+    with_token = predict.class_attention(weights, 1, (2, 3))
+    np.testing.assert_allclose(with_token[1, 1, 2], weights[1, :, 0, 6].mean())
+    without = predict.class_attention(weights[:, :, 1:, 1:], 0, (2, 3))
+    np.testing.assert_allclose(without[0, 0, 1], weights[0, :, 1:, 2].mean())
+
+
+# --- fine-tuning and figures --------------------------------------------------------------------
+
+
+def test_adapt():
+    """CKP-08 (a), CKP-09: a head of zeros, no pre_logits, positions resized, the rest untouched."""
+    variant = variants.Variant("x", 4, 8, 16, 2, 1)
+    p = params.initialise(variant, 0, image_size=8, channels=1, classes=10, representation=6)
+    p["head"]["kernel"] += 1
+    new = finetune.adapt(p, image_size=(8, 12), classes=3)
+    assert new["head"]["kernel"].shape == (8, 3)
+    assert not new["head"]["kernel"].any()
+    assert "pre_logits" not in new
+    assert new["Transformer"]["posembed_input"]["pos_embedding"].shape == (1, 7, 8)
+    for name, leaf in flatten(new).items():
+        if not name.startswith("head") and "posembed" not in name:
+            assert leaf is flatten(p)[name]
+    assert finetune.image_size(p) == (8, 8)
+    assert finetune.image_size(new, (2, 3)) == (8, 12)
+    blind = params.initialise(variant, 0, image_size=8, positions=False)
+    assert "posembed_input" not in finetune.adapt(blind, image_size=16, classes=3)["Transformer"]
+    with pytest.raises(ValueError, match="no positions"):
+        finetune.image_size(blind)
+
+
+@pytest.mark.parametrize("text", ["", "0", "x", "28x", "-3", "28x0", "1.5"])
+def test_sizes_on_the_command_line(text):
+    assert image_shape("28x56") == (28, 56)
+    assert image_shape("7") == (7, 7)
+    with pytest.raises(argparse.ArgumentTypeError, match="neither a side nor HEIGHTxWIDTH"):
+        image_shape(text)
+
+
+def test_random_positions_keep_the_prefix():
+    """The comparison with learning positions anew: the class token's row stays."""
+    variant = variants.Variant("x", 4, 8, 16, 2, 1)
+    p = params.initialise(variant, 0, image_size=8, channels=1)
+    old = p["Transformer"]["posembed_input"]["pos_embedding"]
+    new = finetune.resize_positions(p, 16, method="random")
+    assert new.shape == (1, 17, 8)
+    np.testing.assert_array_equal(new[:, :1], old[:, :1])
+    assert new[:, 1:].std() == pytest.approx(old[:, 1:].std(), rel=0.3)
+    np.testing.assert_array_equal(new, finetune.resize_positions(p, 16, method="random"))
+
+
+def test_probe_on_the_command_line(tmp_path, capsys, monkeypatch):
+    """A line for every size and method; features of a random model beat chance."""
+    whole = datasets.load("fashion-mnist")
+    few = [
+        a[:300]
+        for a in (whole.train_images, whole.train_labels, whole.test_images, whole.test_labels)
+    ]
+    few = datasets.Dataset("few", whole.classes, *few)
+    monkeypatch.setattr(datasets, "load", lambda name: few)
+    p = params.initialise(variants.parse("tiny"), 0, image_size=28, channels=1, classes=10)
+    path = str(checkpoint.save(tmp_path / "x.npz", p))
+    assert finetune.main([path, "--image-size", "28", "14x28"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 5
+    assert "as it is" in lines[0]
+    assert all(float(line.split()[-1].rstrip("%")) > 30 for line in lines)
+    assert finetune.main([path, "--image-size", "30"]) == 2
+    assert "not divisible" in capsys.readouterr().err
+
+
+def titles(figure):
+    return [axes.get_title() for axes in figure.axes]
+
+
+def test_figures_say_what_they_show():
+    """Titles, colours of errors, legends; drawn without a window and without warnings."""
+    rows = [{"step": s, "loss": 2.0 / s, "accuracy": 0.5, "learning_rate": 0.1} for s in (1, 2)]
+    rows.append({"step": 2, "test_loss": 1.5, "test_accuracy": 0.25})
+    figure = figures.curves(rows)
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["loss (nats)", "accuracy", "learning rate"]
+    assert figure.axes[1].get_legend().get_texts()[1].get_text() == "test 0.250"
+    pictures = np.zeros((3, 4, 4, 1), np.uint8)
+    shown = figures.examples(pictures, [0, 1, 1], [0, 0, 1], ["a", "b"], columns=2)
+    assert titles(shown) == ["a", "a\nnot b", "b", ""]
+    assert shown.axes[1].title.get_color() == "crimson"
+    colour = np.zeros((2, 4, 6, 3), np.uint8)
+    maps = np.full((2, 2, 3), 0.125)
+    drawn = figures.attention(colour, maps, ["x", "y"])
+    assert titles(drawn)[:2] == ["x", "up to 12% a patch"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for each in (figure, shown, drawn):
+            each.savefig(io.BytesIO())
