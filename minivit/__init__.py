@@ -12,6 +12,7 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     checkpoint    save, load, inspect, convert; python -m minivit.checkpoint
     dialects      how timm, Hugging Face and big_vision name the same weights
     datasets      images, labels, and the order of training
+    masking       what masked patch prediction corrupts and asks for
     images        picture files to arrays
     machine       what the machine offers
     engine_numpy  a training step on all cores, by threads

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -205,7 +206,9 @@ def train(args, engine, dataset, writer):  # -> rows of metrics, steps done
     images, labels = dataset.train_images, dataset.train_labels
     rows, pending, interrupt = [], [], Interrupt()
     try:
-        with tqdm(total=total * size, unit="img", unit_scale=True, dynamic_ncols=True) as bar:
+        pause = 0.1 if sys.stderr.isatty() else 15  # a log file needs no moving bar
+        bar = partial(tqdm, unit="img", unit_scale=True, dynamic_ncols=True, mininterval=pause)
+        with bar(total=total * size) as bar:
             for step in range(total):
                 if interrupt.asked:
                     return rows, step
@@ -232,7 +235,7 @@ def train(args, engine, dataset, writer):  # -> rows of metrics, steps done
                     row = {"step": step + 1, "images": (step + 1) * size, "learning_rate": rate}
                     rows.append(row | {"loss": loss, "accuracy": accuracy})
                     writer.writerow(rows[-1])
-                    bar.set_postfix_str(f"loss {loss:.3f}, accuracy {accuracy:.1%}")
+                    bar.set_postfix_str(f"loss {loss:.3f}, accuracy {accuracy:.1%}", refresh=False)
         return rows, total
     finally:
         interrupt.close()

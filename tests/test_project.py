@@ -42,6 +42,7 @@ BELOW_THE_TWINS = (
     "figures",
     "images",
     "machine",
+    "masking",
 )
 
 

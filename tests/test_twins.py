@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from minivit import in_jax, in_numpy, params, variants
+from minivit import in_jax, in_numpy, masking, params, variants
 from minivit.params import flatten, tree_map
 
 VARIANT = variants.Variant("small", patch=4, width=12, mlp=20, heads=3, blocks=2)
@@ -33,6 +33,13 @@ def cases():
     map_head = {"probe": draw((1, 1, 12)), "LayerNorm_0": block["LayerNorm_0"]}
     map_head["MultiHeadDotProductAttention_0"] = block["MultiHeadDotProductAttention_1"]
     map_head["MlpBlock_0"] = block["MlpBlock_3"]
+    chosen = masking.draw_corruption(
+        np.random.default_rng(0), 3, 6, share=0.7, parts=(0.4, 0.4, 0.2)
+    )
+    fates = chosen.masked, chosen.source
+    labels = rng.integers(0, 4, (3, 6, 2))
+    maskable = {name: value for name, value in p.items() if name not in ("head", "pre_logits")}
+    maskable |= {"mask": draw((1, 1, 12)), "prediction": block["MlpBlock_3"]["Dense_0"]}
     registers = p | {"cls": draw((1, 3, 12)), "Transformer": dict(p["Transformer"])}
     del registers["Transformer"]["posembed_input"]
     return [
@@ -72,6 +79,11 @@ def cases():
         ("vit", (model(rng, positions=False, classes=None), images), {}),
         ("vit", (model(rng, class_token=False) | {"MAPHead_0": map_head}, images), {}),
         ("vit", (registers, images), {}),
+        ("corrupt", (maskable["mask"], x[:, 1:], *fates), {}),
+        ("masked_vit", (maskable, images, *fates), {}),
+        ("over_corrupted", (draw((3, 6)), chosen.corrupted), {}),
+        ("color_loss", (draw((3, 6, 8)), labels, chosen.corrupted), {}),
+        ("pixel_loss", (draw((3, 6, 8)), draw((3, 6, 8)), chosen.corrupted), {}),
         ("smooth_labels", (np.array([0, 4, 2]), 5, 0.1, "float64"), {}),
         ("softmax_cross_entropy", (5 * draw((3, 5)), targets), {}),
         ("sigmoid_cross_entropy", (5 * draw((3, 5)), targets), {}),
@@ -109,14 +121,15 @@ def run_numpy(name, args, options):
     if name in PLAIN:
         return result, None, ()
     y, back = result[0], result[-1]
-    dy = np.random.default_rng(1).standard_normal(y.shape).astype(y.dtype)
+    dy = np.asarray(np.random.default_rng(1).standard_normal(y.shape)).astype(y.dtype)
     grads = tree_map(np.copy, {"grads": dict(enumerate(as_tuple(back(dy))))})["grads"]
     again = as_tuple(back(2 * dy))
     for i, grad in grads.items():
         for leaf, double in zip(flatten(grad).values(), flatten(again[i]).values(), strict=True):
             np.testing.assert_allclose(2 * leaf, double, rtol=1e-4, atol=1e-5)
-    trainable = 1 if name.endswith("entropy") or name == "resize" else len(args)
-    assert len(grads) == trainable
+    constants = {"softmax_cross_entropy": 1, "sigmoid_cross_entropy": 1, "resize": 1, "corrupt": 2}
+    constants |= {"masked_vit": 2, "over_corrupted": 1, "color_loss": 2, "pixel_loss": 2}
+    assert len(grads) == len(args) - constants.get(name, 0)
     return y, dy, tuple(grads.values())
 
 

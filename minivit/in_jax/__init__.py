@@ -8,6 +8,7 @@ from .attention import attention, cross_attention, scaled_dot_product, softmax
 from .dropout import dropout
 from .head import attention_pool, head, pool, pre_logits
 from .losses import sigmoid_cross_entropy, smooth_labels, softmax_cross_entropy
+from .masked import color_loss, corrupt, masked_vit, over_corrupted, pixel_loss
 from .mlp import dense, gelu, mlp
 from .norms import layer_norm
 from .patches import patch_embedding, patchify, resize_kernel, unpatchify

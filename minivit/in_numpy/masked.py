@@ -1,0 +1,82 @@
+"""Masked patch prediction, the paper's objective without labels (section 4.6, B.1.2)."""
+
+import numpy as np
+
+from .losses import softmax_cross_entropy
+from .mlp import dense
+from .patches import patch_embedding
+from .positions import add_class_token
+from .vit import encoder
+
+
+def corrupt(mask, x, masked, source):  # [1, 1, D], [B, N, D], 2 x [B, N] -> [B, N, D]
+    """Replace embeddings of patches by the mask embedding, or by that of another patch."""
+    rows = np.arange(len(x))[:, None]
+    y = np.where(masked[..., None], mask, x[rows, source])
+
+    def back(dy):
+        dx = np.zeros_like(x)
+        np.add.at(dx, (rows, source), np.where(masked[..., None], 0, dy))
+        return (dy * masked[..., None]).sum((0, 1), keepdims=True), dx
+
+    return y, back
+
+
+def masked_vit(p, images, masked, source, **options):  # [B, height, width, C] -> [B, N, outputs]
+    """What the encoder says of every patch when some of their embeddings are corrupted.
+
+    The parameters are those of `vit` with `mask` [1, 1, D] and `prediction` in place of `head`.
+    """
+    grid, back_embedding = patch_embedding(p["embedding"], images)
+    x, back_corrupt = corrupt(
+        p["mask"], grid.reshape(len(grid), -1, grid.shape[-1]), masked, source
+    )
+    prefix = p["cls"].shape[1] if "cls" in p else 0
+    if prefix:
+        x, back_cls = add_class_token(p["cls"], x)
+    encoded, back_encoder = encoder(p["Transformer"], x, **options)
+    y, back_dense = dense(p["prediction"], encoded[:, prefix:])
+
+    def back(dy):
+        dp, dencoded = {}, np.zeros_like(encoded)
+        dp["prediction"], dencoded[:, prefix:] = back_dense(dy)
+        dp["Transformer"], dx = back_encoder(dencoded)
+        if prefix:
+            dp["cls"], dx = back_cls(dx)
+        dp["mask"], dx = back_corrupt(dx)
+        dp["embedding"], dimages = back_embedding(dx.reshape(grid.shape))
+        return dp, dimages
+
+    return y, back
+
+
+def over_corrupted(losses, corrupted):  # 2 x [B, N] -> number
+    """The mean over all corrupted patches, kept ones included; 0 where there are none."""
+    count = max(corrupted.sum(), 1)
+    mean = (losses * corrupted).sum() / count
+    return mean.astype(losses.dtype), lambda d: (d * corrupted / count).astype(losses.dtype)
+
+
+def color_loss(predictions, labels, corrupted):  # [B, N, T*K], [B, N, T], [B, N] -> number
+    """Cross-entropy over K colours, a mean over the T cells of each corrupted patch."""
+    logits = predictions.reshape(*labels.shape, -1)
+    targets = (np.arange(logits.shape[-1]) == labels[..., None]).astype(logits.dtype)
+    losses, back_losses = softmax_cross_entropy(logits, targets)
+    loss, back_mean = over_corrupted(losses.mean(-1), corrupted)
+
+    def back(dloss):
+        dlosses = back_mean(dloss)[..., None] / labels.shape[-1]
+        return back_losses(np.broadcast_to(dlosses, losses.shape)).reshape(predictions.shape)
+
+    return loss, back
+
+
+def pixel_loss(predictions, patches, corrupted):  # 2 x [B, N, P*P*C], [B, N] -> number
+    """Mean squared error of the pixels in [-1, 1] of each corrupted patch."""
+    error = predictions - patches
+    loss, back_mean = over_corrupted((error * error).mean(-1), corrupted)
+
+    def back(dloss):
+        return back_mean(dloss)[..., None] * (2 / error.shape[-1]) * error
+
+    return loss, back
