@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -19,6 +20,12 @@ import numpy as np
 
 from . import dialects, variants
 from .params import count, flatten, named_shapes, natural_order, unflatten
+
+# The permissions that new files lack: a temporary file is private, a checkpoint is not.
+UMASK = os.umask(0)
+os.umask(UMASK)
+# Where a file departs from what its dialect expects, one more entry says so.
+SETTINGS = "minivit/settings"
 
 
 class CheckpointError(ValueError):
@@ -34,26 +41,23 @@ def write(path, content):  # -> Path
     They go to a temporary file beside it, are flushed to the disk, and are then renamed.
     """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    target = path.resolve()  # through a link, not in its place
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"the folder of {path} does not exist")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".saving-", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~current_umask())
-        os.replace(temporary, path)
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~UMASK
+        os.chmod(temporary, mode)
+        os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
     return path
-
-
-def current_umask():
-    """The permissions that new files lack; a temporary file is private, a checkpoint is not."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def read_arrays(path):  # -> {name: array}, metadata
@@ -62,8 +66,7 @@ def read_arrays(path):  # -> {name: array}, metadata
         start = file.read(9)
     try:
         if start[:4] == b"PK\x03\x04":
-            with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-                return {name: half(archive[name]) for name in archive.files}, {}
+            return read_npz(path)
         if start[8:9] == b"{":
             return read_safetensors(path)
     # Damaged bytes make zipfile, zlib, numpy and safetensors raise some ten kinds of error.
@@ -79,18 +82,34 @@ def read_arrays(path):  # -> {name: array}, metadata
     raise CheckpointError(f"{path} {fault}; a checkpoint is one of these two")
 
 
+def read_npz(path):  # -> {name: array}, metadata
+    """NumPy's own format, a zip of arrays; PyTorch's pickles are zips too."""
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
+        if any(name.endswith("data.pkl") for name in archive.files):
+            raise ValueError("a PyTorch pickle can run code and is never read; use .safetensors")
+        arrays = {name: half(archive[name]) for name in archive.files}
+    settings = arrays.pop(SETTINGS, None)
+    return arrays, {} if settings is None else json.loads(str(settings))
+
+
 def read_safetensors(path):  # -> {name: array}, metadata
     """The library's NumPy reader knows no bfloat16, so its parser is asked."""
     from ml_dtypes import bfloat16
     from safetensors import deserialize, safe_open
 
     types = {"BF16": bfloat16, "F16": "f2", "F32": "f4", "F64": "f8", "I64": "i8", "I32": "i4"}
+    views = deserialize(Path(path).read_bytes())
+    if strange := [
+        f"{name} ({view['dtype']})" for name, view in views if view["dtype"] not in types
+    ]:
+        raise ValueError(f"not numbers of a known type: {', '.join(strange)}")
     arrays = {
         name: np.frombuffer(view["data"], types[view["dtype"]]).reshape(view["shape"])
-        for name, view in deserialize(Path(path).read_bytes())
+        for name, view in views
     }
     with safe_open(path, framework="numpy") as file:
-        return arrays, file.metadata() or {}
+        metadata = file.metadata() or {}
+    return arrays, metadata | json.loads(metadata.get(SETTINGS, "{}"))
 
 
 def half(array):
@@ -105,21 +124,26 @@ def half(array):
 # --- Parameters -------------------------------------------------------------------------------
 
 
-def save(path, params, dialect="official"):  # -> Path
+def save(path, params, dialect="official", settings=None):  # -> Path
     """Write a tree of parameters; timm and Hugging Face dialects as `.safetensors`.
 
-    The name is used as it is. The path is returned.
+    The name is used as it is. The path is returned. `settings` are what names and shapes cannot
+    tell: grid (of positions that form no square), gelu_form, epsilon. Those that the dialect does
+    not expect anyhow are kept in one more entry, which other readers pass over.
     """
-    flat = flatten(params)
+    flat, expected = flatten(params), dialects.EXPECTS[dialect.removesuffix("-scan")]
+    settings = {n: v for n, v in (settings or {}).items() if v is not None and v != expected.get(n)}
+    note = json.dumps(settings, sort_keys=True)
     if dialect not in dialects.TABLES:
-        buffer = io.BytesIO()
-        np.savez(buffer, **dialects.from_official(flat, dialect))
+        buffer, arrays = io.BytesIO(), dialects.from_official(flat, dialect)
+        np.savez(buffer, **arrays, **({SETTINGS: np.array(note)} if settings else {}))
         return write(path, buffer.getbuffer())
     from safetensors.numpy import save as serialise
 
     heads = str(describe(flat)["heads"])  # a state dict's shapes cannot tell
     arrays = dialects.from_official(flat, dialect)
     metadata = {"format": "pt", "heads": heads}  # "pt": the layout is PyTorch's
+    metadata |= {SETTINGS: note} if settings else {}
     return write(path, in_order(serialise(arrays, metadata=metadata)))
 
 
@@ -151,7 +175,11 @@ def inspect(path, *, heads=None, extra="error", head=True):  # -> parameters, de
         flat = {name: squeeze(name, array) for name, array in flat.items()}
         check(flat, extra)
         description = {"dialect": dialect} | describe(flat) | dialects.EXPECTS[dialect]
-    except (ValueError, KeyError, IndexError) as error:
+        names = ("grid", "gelu_form", "epsilon")
+        description |= {name: metadata[name] for name in names if name in metadata}
+    except KeyError as error:
+        raise CheckpointError(f"{path}: missing {error}") from None
+    except (ValueError, IndexError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from None
     if description["zero_head"] and head:
         warnings.warn(
@@ -169,11 +197,21 @@ def squeeze(name, array):
     return array
 
 
+# The arrays that tell the sizes of a model, and how many axes they have.
+AXES = {"embedding/kernel": 4, "cls": 3, "Transformer/posembed_input/pos_embedding": 3}
+AXES |= {"pre_logits/bias": 1, "head/kernel": 2}
+
+
 def describe(flat):  # {official name: array} -> dictionary
     """The sizes that the shapes tell."""
     blocks = {int(m[1]) for n in flat if (m := re.match(r"Transformer/encoderblock_(\d+)/", n))}
     first = f"Transformer/encoderblock_{min(blocks, default=0)}"
-    shape = {name: array.shape for name, array in flat.items()}
+    shape = {name: np.shape(array) for name, array in flat.items()}
+    if strange := [n for n, a in flat.items() if a.dtype.kind not in "fV"]:
+        raise ValueError(f"not arrays of floating-point numbers: {', '.join(strange[:5])}")
+    for name, axes in AXES.items():
+        if name in shape and len(shape[name]) != axes:
+            raise ValueError(f"{name} has shape {list(shape[name])}; it needs {axes} axes")
     try:
         patch, columns, channels, width = shape["embedding/kernel"]
         _, heads, _ = shape[f"{first}/{dialects.ATTENTION}/query/kernel"]
@@ -183,7 +221,7 @@ def describe(flat):  # {official name: array} -> dictionary
     table = shape.get("Transformer/posembed_input/pos_embedding", (1, None))[1]
     prefix = shape.get("cls", (1, 0))[1]
     head = flat.get("head/kernel")
-    side = table and round((table - prefix) ** 0.5)
+    side = table and math.isqrt(max(table - prefix, 0))
     return {
         "variant": name_of(width, mlp, heads, max(blocks) + 1, patch),
         "patch": patch if patch == columns else (patch, columns),
@@ -194,7 +232,7 @@ def describe(flat):  # {official name: array} -> dictionary
         "blocks": max(blocks) + 1,
         "prefix_tokens": prefix,
         "positions": table,
-        "grid": f"{side}x{side}" if side and side * side == table - prefix else None,
+        "grid": [side, side] if side and side * side == table - prefix else None,
         "representation": shape.get("pre_logits/bias", (None,))[0],
         "classes": None if head is None else head.shape[-1],
         "zero_head": head is not None and not np.asarray(head).any(),
@@ -224,14 +262,18 @@ def check(flat, extra="error"):
         representation=d["representation"],
     )
     expected |= {"cls": (1, d["prefix_tokens"], d["width"])} if d["prefix_tokens"] else {}
-    others = r"(conv_root|gn_root|block\d+|MAPHead_0)/"  # stems and heads of other models
-    found = {n: a.shape for n, a in flat.items() if not re.match(others, n)}
+    if any(name.startswith("MAPHead_0/") for name in flat):
+        expected |= attention_pool_shapes(d["width"], d["heads"], d["mlp"])
+    stem = r"(conv_root|gn_root|block\d+)/"  # of a hybrid: its names are known, its model is not
+    found = {n: a.shape for n, a in flat.items() if not re.match(stem, n)}
     faults = [f"missing {n} {list(s)}" for n, s in expected.items() if n not in found]
     faults += [
         f"{name} has shape {list(found[name])}, not {list(shape)}"
         for name, shape in expected.items()
         if name in found and found[name] != shape
     ]
+    if d["positions"] is not None and d["positions"] <= d["prefix_tokens"]:
+        faults.append(f"{d['prefix_tokens']} prefix tokens, but {d['positions']} positions")
     surplus = [f"extra {n} {list(s)}" for n, s in found.items() if n not in expected]
     if surplus and extra == "warn":
         warnings.warn("ignored: " + "; ".join(surplus), stacklevel=4)
@@ -242,6 +284,20 @@ def check(flat, extra="error"):
     if faults:
         more = f"; and {len(faults) - 20} more" if len(faults) > 20 else ""
         raise ValueError("; ".join(faults[:20]) + more)
+
+
+def attention_pool_shapes(d, h, m):
+    """Name and shape of the arrays of big_vision's MAP head."""
+    layers = {"probe": (1, 1, d), "LayerNorm_0/scale": (d,), "LayerNorm_0/bias": (d,)}
+    for name in ("query", "key", "value"):
+        layers[f"MultiHeadDotProductAttention_0/{name}/kernel"] = (d, h, d // h)
+        layers[f"MultiHeadDotProductAttention_0/{name}/bias"] = (h, d // h)
+    layers |= {"MultiHeadDotProductAttention_0/out/kernel": (h, d // h, d)}
+    layers |= {"MultiHeadDotProductAttention_0/out/bias": (d,)}
+    for i, (rows, columns) in enumerate([(d, m), (m, d)]):
+        layers[f"MlpBlock_0/Dense_{i}/kernel"] = (rows, columns)
+        layers[f"MlpBlock_0/Dense_{i}/bias"] = (columns,)
+    return {f"MAPHead_0/{name}": shape for name, shape in layers.items()}
 
 
 # --- Command line -----------------------------------------------------------------------------
@@ -266,7 +322,9 @@ def convert(source, target, dialect, heads):
     if Path(target).exists():
         raise FileExistsError(f"{target} exists; choose another name")
     params, description = inspect(source, heads=heads)
-    save(target, params, dialect)
+    settings = {name: description[name] for name in ("gelu_form", "epsilon")}
+    square = description["grid"] is None or len({*description["grid"]}) == 1
+    save(target, params, dialect, settings | ({} if square else {"grid": description["grid"]}))
     print(f"{source} ({description['dialect']}) -> {target} ({dialect})")
 
 
@@ -311,8 +369,7 @@ def parser():
     command = commands.add_parser("convert", parents=[heads], help="write another dialect")
     command.add_argument("source")
     command.add_argument("target")
-    known = [*dialects.EXPECTS, "big_vision-scan"]
-    command.add_argument("--to", choices=known, required=True)
+    command.add_argument("--to", choices=dialects.WRITABLE, required=True)
     command = commands.add_parser("diff", parents=[heads], help="compare the weights of two files")
     command.add_argument("first")
     command.add_argument("second")

@@ -5,11 +5,13 @@ it is. A flat dictionary {name: array} goes in, and one under the official names
 reverse. Only NumPy is needed.
 """
 
+import math
 import re
 
 import numpy as np
 
 from .params import flatten, natural_order, stack_blocks, unflatten, unstack_blocks
+from .shapes import depth
 from .variants import SIZES
 
 ATTENTION = "MultiHeadDotProductAttention_1"
@@ -71,6 +73,10 @@ EXPECTS = {
     "huggingface": {"gelu_form": "erf", "epsilon": 1e-12},
     "dinov2": {"gelu_form": "erf", "epsilon": 1e-6},
 }
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+# timm's giant, gigantic, so400m; DINOv2's giant; and the usual 64 features a head.
+KNOWN_HEADS = {(1408, 40): 16, (1664, 48): 16, (1152, 27): 16, (1536, 40): 24, (512, 8): 8}
+WRITABLE = ("official", "linen", "big_vision", "big_vision-scan", "timm", "huggingface")
 TABLES = {"timm": TIMM, "huggingface": HUGGINGFACE, "dinov2": DINOV2}
 
 
@@ -84,7 +90,7 @@ def recognise(names):  # -> a key of EXPECTS
     stacked = re.search(r"Transformer/encoderblock/", text)
     if stacked or re.search(r"^(params/)?(.*/)?(?<!posembed_input/)pos_embedding$", text, re.M):
         return "big_vision"
-    if "MlpBlock_0" in text and not re.search(r"MAPHead_0/.*MlpBlock_3", text):
+    if re.search(r"encoderblock\w*/MlpBlock_0", text):
         return "big_vision" if "params/" in text or "MAPHead_0" in text else "linen"
     if "embedding/kernel" in text:
         return "official"
@@ -112,11 +118,10 @@ def to_official(flat, dialect, heads=None):  # {name: array} -> {name: array}
 
 def from_official(flat, dialect):  # {name: array} -> {name: array}
     """The reverse of `to_official`; "big_vision-scan" stacks the blocks."""
+    if dialect not in WRITABLE:
+        raise ValueError(f"cannot write {dialect!r}; choose one of {', '.join(WRITABLE)}")
     if dialect in TABLES:
         return to_torch(flat, TABLES[dialect], dialect)
-    if dialect not in ("official", "linen", "big_vision", "big_vision-scan"):
-        known = ", ".join([*EXPECTS, "big_vision-scan"])
-        raise ValueError(f"unknown dialect {dialect!r}; choose one of {known}")
     flat = dict(flat)
     if dialect.startswith("big_vision"):
         table = flat.pop("Transformer/posembed_input/pos_embedding", None)
@@ -188,8 +193,9 @@ def to_torch(flat, table, dialect):
     """A state dict; timm keeps query, key and value in one array."""
     if flat.get("cls", np.zeros((1, 1))).shape[1] > 1:
         raise ValueError("register tokens cannot be written to another dialect yet")
-    if any(name.startswith("MAPHead") for name in flat):
-        raise ValueError(f"the attention-pooled head of big_vision has no {dialect} equivalent")
+    known = set(official_names(depth(unflatten(flat)["Transformer"])))
+    if strange := sorted(set(flat) - known):
+        raise ValueError(f"{dialect} has no equivalent of {', '.join(strange)}")
     result = {}
     for name, array in flat.items():
         result[torch_name(name, table)] = np.ascontiguousarray(torch_layout(name, array))
@@ -197,36 +203,34 @@ def to_torch(flat, table, dialect):
         for name in [n for n in result if ".attn.query." in n]:
             parts = [result.pop(name.replace("query", part)) for part in PARTS]
             result[name.replace("query", "qkv")] = np.concatenate(parts)
+    elif "head/kernel" in flat:  # the body is a part of the classifier there
+        result = {n if n.startswith("classifier") else f"vit.{n}": a for n, a in result.items()}
     return result
 
 
-def guess_heads(width, blocks):
-    """State dicts do not tell: the variant's number, or a head for every 64 features."""
+def known_heads(width, blocks):
+    """State dicts do not tell; only widths whose heads are settled are believed."""
     for size in SIZES.values():
         if (size.width, size.blocks) == (width, blocks):
             return size.heads
-    if width % 64:
-        raise ValueError(f"{blocks} blocks of width {width}: say how many heads they have")
-    return width // 64
+    if (width, blocks) in KNOWN_HEADS:
+        return KNOWN_HEADS[width, blocks]
+    raise ValueError(f"{blocks} blocks of width {width}: say how many heads they have (--heads)")
 
 
 def from_torch(flat, table, heads):
     """The official arrays of a state dict; all that is left over is refused by name."""
-    flat = {
-        re.sub(r"^(module|vit|deit|dinov2|dinov2_with_registers)\.", "", n): a
-        for n, a in flat.items()
-    }
+    imagenet = table is DINOV2 or any(name.startswith("deit.") for name in flat)
+    flat = dict(strip_module(flat))
     flat.pop("embeddings.mask_token", None)  # of the pre-training; no part of the model
-    flat = {
-        name: array
-        for name, array in flat.items()
-        if not name.startswith("distillation_classifier")
-    }
     flat = fold_layer_scale(join_prefix_tokens(split_qkv(flat)))
     start = table["block"].format("")[:-1]
     blocks = {int(m[1]) for n in flat if (m := re.match(re.escape(start) + r"(\d+)\.", n))}
-    width = flat[table["embedding"] + ".weight"].shape[0]
-    heads = heads or guess_heads(width, len(blocks))
+    patches = table["embedding"] + ".weight"
+    if patches not in flat:
+        raise ValueError(f"missing {patches}")
+    width = flat[patches].shape[0]
+    heads = heads or known_heads(width, len(blocks))
     if heads < 1 or width % heads:
         raise ValueError(f"{heads} heads do not divide width {width}")
     result = {}
@@ -234,10 +238,27 @@ def from_torch(flat, table, heads):
         if (theirs := torch_name(name, table)) in flat:
             result[name] = official_layout(name, flat.pop(theirs), heads)
     if flat:
-        raise ValueError(
-            f"these arrays have no place in an official ViT: {', '.join(sorted(flat))}"
-        )
+        names = ", ".join(sorted(flat, key=natural_order))
+        raise ValueError(f"these arrays have no place in an official ViT: {names}")
+    if imagenet and result["embedding/kernel"].shape[2] == 3:
+        kernel, bias = result["embedding/kernel"], result["embedding/bias"]
+        result["embedding/kernel"], result["embedding/bias"] = fold_pixels(kernel, bias)
     return result
+
+
+def fold_pixels(kernel, bias, mean=IMAGENET_MEAN, std=IMAGENET_STD):
+    """An embedding of pixels (v / 255 - mean) / std as one of pixels v / 127.5 - 1."""
+    mean, std = (np.array(x, np.float64)[:, None] for x in (mean, std))  # [C, 1]
+    wide = kernel.astype(np.float64)
+    shift = (wide * (0.5 - mean) / std).sum((0, 1, 2))
+    return (wide / (2 * std)).astype(kernel.dtype), (bias + shift).astype(bias.dtype)
+
+
+def strip_module(flat):
+    """Without what a wrapper puts before every name: `vit.`, `module.`, `model.backbone.`"""
+    anchors = ("patch_embed.proj.weight", "embeddings.patch_embeddings.projection.weight")
+    prefix = next((n.removesuffix(a) for n in flat for a in anchors if n.endswith(a)), "")
+    return {name.removeprefix(prefix): array for name, array in flat.items()}
 
 
 def official_names(blocks):
@@ -265,39 +286,45 @@ def split_qkv(flat):
 
 
 def join_prefix_tokens(flat):
-    """Registers, or DeiT's distillation token, follow the class token and are prefix tokens too."""
+    """Registers, or DeiT's distillation token, follow the class token and are prefix tokens too.
+
+    Tokens that join after the positions have rows of zeros in the table.
+    """
     flat = dict(flat)
-    cls = next((n for n in ("cls_token", "embeddings.cls_token") if n in flat), None)
-    extra = (
-        "reg_token",
-        "dist_token",
-        "embeddings.register_tokens",
-        "embeddings.distillation_token",
-    )
-    positions = "pos_embed" if cls == "cls_token" else "embeddings.position_embeddings"
-    for name in extra:
-        if name not in flat:
-            continue
-        tokens = flat.pop(name)
-        if "reg" in name and positions in flat:
-            # Registers join after the positions: theirs is zero. timm leaves out the class
-            # token's too where it has registers; Hugging Face does not.
-            has_cls = cls != "cls_token"
-            table, zero = flat[positions], np.zeros_like(tokens)
-            lead = table[:, :1] if has_cls else np.zeros_like(table[:, :1])
-            flat[positions] = np.concatenate([lead, zero, table[:, int(has_cls) :]], axis=1)
-        flat[cls] = np.concatenate([flat[cls], tokens], axis=1)
+    timm = "patch_embed.proj.weight" in flat
+    cls = "cls_token" if timm else "embeddings.cls_token"
+    table = "pos_embed" if timm else "embeddings.position_embeddings"
+    registers = "reg_token" if timm else "embeddings.register_tokens"
+    distilled = "dist_token" if timm else "embeddings.distillation_token"
+    for name in (distilled, registers):
+        if name in flat and cls not in flat:
+            raise ValueError(f"{name} without a class token has no place in an official ViT")
+        if name in flat:
+            flat[cls] = np.concatenate([flat[cls], flat.pop(name)], axis=1)
+    if cls in flat and table in flat and np.ndim(flat[table]) == 3:
+        rows, prefix = flat[table].shape[1], flat[cls].shape[1]
+        # The rows are those of the grid and of the first prefix tokens: none, one or all. timm
+        # has none where positions are added before tokens join (DeiT 3, registers).
+        lead = next((n for n in (1, 0, prefix) if math.isqrt(max(rows - n, 0)) ** 2 == rows - n), 1)
+        zeros = np.zeros_like(flat[table][:, :1]).repeat(prefix - lead, axis=1)
+        parts = flat[table][:, :lead], zeros, flat[table][:, lead:]
+        flat[table] = np.concatenate(parts, axis=1)
     return flat
 
 
 def fold_layer_scale(flat):
     """y * gamma is a dense layer whose kernel's columns and bias are multiplied by gamma."""
     flat = dict(flat)
-    for name in [n for n in flat if re.search(r"\.(ls|layer_scale)\d?\.?\w*(gamma|lambda1)$", n)]:
-        gamma, start = flat.pop(name), re.match(r"(blocks|encoder\.layer)\.\d+\.", name)[0]
-        first = re.search(r"(ls1|layer_scale1)", name)
-        candidates = ("attn.proj", "attention.output.dense") if first else ("mlp.fc2",)
-        layer = next(start + c for c in candidates if f"{start}{c}.weight" in flat)
+    pattern = r"((?:blocks|encoder\.layer)\.\d+\.)(?:ls|layer_scale)([12])\.(?:gamma|lambda1)"
+    for name in list(flat):
+        if not (match := re.fullmatch(pattern, name)):
+            continue
+        start, which = match.groups()
+        layers = ("attn.proj", "attention.output.dense") if which == "1" else ("mlp.fc2",)
+        layer = next((start + n for n in layers if f"{start}{n}.weight" in flat), None)
+        if layer is None:
+            raise ValueError(f"{name} scales a layer that an official ViT has not")
+        gamma = flat.pop(name)
         flat[f"{layer}.weight"] = flat[f"{layer}.weight"] * gamma[:, None]
         flat[f"{layer}.bias"] = flat[f"{layer}.bias"] * gamma
-    return dict(sorted(flat.items(), key=lambda item: natural_order(item[0])))
+    return flat

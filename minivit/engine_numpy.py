@@ -29,8 +29,13 @@ class NumPyEngine:
     elementwise work is then shared too.
     """
 
-    def __init__(self, params, *, rate=0.0, smoothing=0.0, seed=0, freeze=False, keep=0.0, **rule):
-        """`freeze` trains the head alone; `keep` averages the weights; `rule`: see optim.update."""
+    def __init__(
+        self, params, *, rate=0.0, smoothing=0.0, seed=0, freeze=False, keep=0.0, model=None, **rule
+    ):
+        """`freeze` trains the head alone; `keep` averages the weights; `model` are options of
+        `vit`; `rule`: see optim.update.
+        """
+        self.model = model or {}
         self.frozen, trained = split_frozen(params, freeze)
         self.packed = pack(trained)
         self.trained = unpack(self.packed, trained)  # views, not copies
@@ -47,7 +52,12 @@ class NumPyEngine:
         targets = smooth_labels(labels, classes, self.smoothing)
         with np.errstate(all="ignore"):  # `update` sees and skips what is not finite
             loss, grads, logits = loss_and_gradient(
-                self.frozen | self.trained, normalise(images), targets, rate=self.rate, rng=rng
+                self.frozen | self.trained,
+                normalise(images),
+                targets,
+                rate=self.rate,
+                rng=rng,
+                **self.model,
             )
         return (
             loss,
@@ -82,8 +92,11 @@ class NumPyEngine:
         batches = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
         with self.blas.limit(limits=1, user_api="blas"):
             params = self.snapshot()
-            scores = self.pool.map(lambda batch: vit(params, normalise(batch))[0], batches)
-            return np.concatenate(list(scores))
+
+            def scores(batch):
+                return vit(params, normalise(batch), **self.model)[0]
+
+            return np.concatenate(list(self.pool.map(scores, batches)))
 
     def snapshot(self):  # -> official tree of NumPy arrays
         """The parameters as they are saved and evaluated: averaged, if they are averaged."""

@@ -40,12 +40,30 @@ def resize_positions(params, size, *, old_grid=None, method="corners", antialias
     return np.concatenate([new[:, :prefix], draw], axis=1)
 
 
+def at_size(params, size, dialect="official", **options):  # -> parameters
+    """The same model for images of another size.
+
+    big_vision's models with fixed positions have no table in their files; it is put in here.
+    """
+    grid = patch_grid(*pair(size), params["embedding"]["kernel"].shape[:2])
+    encoder = params["Transformer"]
+    if "posembed_input" in encoder:
+        table = resize_positions(params, size, **options)
+    elif dialect == "big_vision":
+        table = in_numpy.sincos2d(*grid, encoder["encoder_norm"]["scale"].size)
+        if "cls" in params:  # it joins after the positions
+            table = np.concatenate([np.zeros_like(params["cls"]), table], axis=1)
+    else:
+        return params
+    return params | {"Transformer": encoder | {"posembed_input": {"pos_embedding": table}}}
+
+
 def adapt(params, *, image_size, classes, **options):  # -> parameters
     """Parameters for fine-tuning: a new head of zeros, and positions resized to the new images.
 
     `image_size` is a side or (height, width) in pixels; `old_grid` (rows, columns) of the position
     table is needed where it is not square. `pre_logits` is dropped, as the paper does. Everything
-    else is the same array. Options: those of `resize_positions`.
+    else is the same array. Options: those of `at_size` and `resize_positions`.
     """
     width = params["Transformer"]["encoder_norm"]["scale"].size
     new = {name: value for name, value in params.items() if name != "pre_logits"}
@@ -53,32 +71,35 @@ def adapt(params, *, image_size, classes, **options):  # -> parameters
         "kernel": np.zeros((width, classes), "float32"),
         "bias": np.zeros(classes, "float32"),
     }
-    if "posembed_input" in params["Transformer"]:
-        table = resize_positions(params, image_size, **options)
-        new["Transformer"] = params["Transformer"] | {"posembed_input": {"pos_embedding": table}}
-    return new
+    return at_size(new, image_size, **options)
 
 
-def features(params, images, batch_size=250):  # uint8 [B, height, width, C] -> [B, D]
+def features(params, images, batch_size=250, **options):  # uint8 [B, height, width, C] -> [B, D]
     """What the head would see."""
     body = {name: value for name, value in params.items() if name != "head"}
     parts = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
-    return np.concatenate([in_numpy.vit(body, datasets.normalise(part))[0] for part in parts])
+    return np.concatenate(
+        [in_numpy.vit(body, datasets.normalise(part), **options)[0] for part in parts]
+    )
 
 
-def probe(params, size, dataset, method, examples=1000, l2=10.0, seed=0):  # -> accuracy
+def probe(params, description, size, dataset, method, *, examples=1000, l2=10.0, seed=0):
+    # -> accuracy
     """Share of test images that a linear head on the features gets right.
 
     The head is fitted on standardised features of a few training images, in closed form.
     """
     classes = len(dataset.classes)
     channels = params["embedding"]["kernel"].shape[2]
-    body = adapt(params, image_size=size, classes=classes, method=method, seed=seed)
+    options = {"old_grid": description["grid"], "dialect": description["dialect"]}
+    body = adapt(params, image_size=size, classes=classes, method=method, seed=seed, **options)
+    model = {name: description[name] for name in ("gelu_form", "epsilon")}
     chosen = np.random.default_rng([seed, datasets.ORDER]).permutation(len(dataset.train_images))
     chosen = chosen[:examples]
 
     def see(images):
-        return features(body, datasets.resize(datasets.with_channels(images, channels), *size))
+        images = datasets.resize(datasets.with_channels(images, channels), *size)
+        return features(body, images, **model)
 
     train, test = see(dataset.train_images[chosen]), see(dataset.test_images)
     mean, deviation = train.mean(0), train.std(0) + 1e-5
@@ -94,16 +115,18 @@ def main(argv=None):  # -> exit status
     p = argparse.ArgumentParser(prog="python -m minivit.finetune", description=__doc__)
     p.add_argument("checkpoint", metavar="FILE")
     p.add_argument("--image-size", type=image_shape, nargs="+", required=True)
+    p.add_argument("--old-grid", type=image_shape, help="of the file's positions, if no square")
     p.add_argument("--dataset", default="fashion-mnist")
     args = p.parse_args(argv)
     try:
         with checkpoint.command_line_warnings():
-            params = checkpoint.inspect(args.checkpoint, head=False)[0]
+            params, description = checkpoint.inspect(args.checkpoint, head=False)
+            description["grid"] = args.old_grid or description["grid"]
             dataset = datasets.load(args.dataset)
             for size in args.image_size:
-                same = size == image_size(params)
+                same = size == image_size(params, description["grid"])
                 for method in ["corners"] if same else [*METHODS, "random"]:
-                    accuracy = probe(params, size, dataset, method)
+                    accuracy = probe(params, description, size, dataset, method)
                     print(
                         f"{size[0]}x{size[1]}  {'as it is' if same else method:<14}{accuracy:.1%}"
                     )

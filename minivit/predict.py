@@ -1,20 +1,22 @@
 """Say what is in pictures: `python -m minivit.predict IMAGE… --checkpoint FILE`.
 
-Any checkpoint that `minivit.checkpoint` reads will do. GELU and epsilon are those that its dialect
-was trained with.
+Any ViT that `minivit.checkpoint` reads will do. GELU and epsilon are those that its dialect was
+trained with; pixels are v / 127.5 - 1 unless `--pixels imagenet` says otherwise.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from . import checkpoint, images
+from . import checkpoint, dialects, finetune, images
 from .datasets import normalise
-from .finetune import image_size
 from .in_numpy import softmax, vit
 from .shapes import image_shape
+
+DRAWN = 32  # pictures in one figure of attention
 
 
 def parser():
@@ -22,15 +24,18 @@ def parser():
     p = argparse.ArgumentParser(prog="python -m minivit.predict", description=__doc__)
     p.add_argument("images", nargs="*", help="files or folders; none: paths on standard input")
     p.add_argument("--checkpoint", required=True, metavar="FILE", help=".npz or .safetensors")
-    p.add_argument("--labels", metavar="FILE", help="class names, a line each")
+    p.add_argument("--labels", metavar="FILE", help="class names, a line each, UTF-8")
     p.add_argument("--top", type=int, default=5, help="classes to show (default: 5)")
-    p.add_argument(
-        "--image-size", type=image_shape, help="side or HEIGHTxWIDTH (default: the model's)"
-    )
-    text = "share of the picture that the centre crop keeps (default: 0.875, the official one)"
+    text = "side or HEIGHTxWIDTH, positions are resized (default: the model's)"
+    p.add_argument("--image-size", type=image_shape, help=text)
+    p.add_argument("--old-grid", type=image_shape, help="of the file's positions, if no square")
+    text = "share that the centre crop keeps (default: 0.875, as 256 to 224; 1 for --tiny)"
     p.add_argument("--crop", type=float, default=7 / 8, help=text)
+    text = "the model saw v/127.5-1 (vit), or ImageNet's mean and deviation (many of timm's)"
+    p.add_argument("--pixels", choices=("vit", "imagenet"), default="vit", help=text)
     p.add_argument("--heads", type=int, help="of a state dict whose width is unusual")
-    p.add_argument("--attention", metavar="PNG", help="draw where the last block looks")
+    text = f"draw where the last block looks, for up to {DRAWN} pictures"
+    p.add_argument("--attention", metavar="PNG", help=text)
     p.add_argument("--invert", action="store_true", help="swap black and white first")
     return p
 
@@ -39,26 +44,30 @@ def read_labels(path, classes):  # -> list of names
     """One name a line, as many as the model has classes."""
     if path is None:
         return [f"class {i}" for i in range(classes)]
-    names = Path(path).read_text(encoding="utf-8").splitlines()
+    try:
+        names = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
     if len(names) != classes:
         raise ValueError(f"{path} names {len(names)} classes, the checkpoint has {classes}")
     return names
 
 
-def prepare(paths, model_size, channels, args):  # -> paths, uint8 [B, height, width, C]
-    """Every picture that can be read; the others are named on standard error."""
-    good, arrays = [], []
-    for path in paths:
-        try:
-            image = images.resize_and_crop(images.read(path, channels), *model_size, args.crop)
-        except images.ImageError as error:
-            print(f"minivit.predict: {error}", file=sys.stderr)
-            continue
-        good.append(path)
-        arrays.append(255 - image if args.invert else image)
-    if not arrays:
-        raise ValueError("none of the pictures could be read")
-    return good, np.stack(arrays)
+def read_model(args):  # -> parameters, description, image size
+    """The model, ready for the size of image that was asked for."""
+    params, description = checkpoint.inspect(args.checkpoint, heads=args.heads)
+    if description["classes"] is None:
+        raise ValueError(f"{args.checkpoint} has no head, so it knows no classes")
+    if description["channels"] not in (1, 3):
+        raise ValueError(f"{args.checkpoint} is for images of {description['channels']} channels")
+    grid = args.old_grid or description["grid"]
+    size = args.image_size or finetune.image_size(params, grid)
+    params = finetune.at_size(params, size, description["dialect"], old_grid=grid)
+    if args.pixels == "imagenet":
+        kernel, bias = params["embedding"]["kernel"], params["embedding"]["bias"]
+        kernel, bias = dialects.fold_pixels(kernel, bias)
+        params = params | {"embedding": {"kernel": kernel, "bias": bias}}
+    return params, description, size
 
 
 def class_attention(weights, prefix, grid):  # [B, H, N, N] -> [B, rows, columns]
@@ -71,39 +80,53 @@ def class_attention(weights, prefix, grid):  # [B, H, N, N] -> [B, rows, columns
     return rows[:, prefix:].reshape(-1, *grid)
 
 
+def look(params, description, image):  # uint8 [height, width, C] -> probabilities, attention
+    """Class probabilities, and where the last block looks."""
+    out = {}
+    options = {name: description[name] for name in ("gelu_form", "epsilon")}
+    logits, _ = vit(params, normalise(image[None]), out=out, **options)
+    weights = out[f"block{description['blocks'] - 1}_attention"]
+    grid = out["patch_embedding"].shape[1:3]
+    return softmax(logits)[0][0], class_attention(weights, description["prefix_tokens"], grid)[0]
+
+
 def predict(args):  # -> exit status
-    """Print the classes of every picture, and draw its attention; 1 if some could not be read."""
+    """Print the classes of every picture as it is read; 1 if some could not be read."""
     if not 0 < args.crop <= 1:
         raise ValueError(f"--crop is {args.crop}; it must be above 0 and at most 1")
     if args.top < 1:
         raise ValueError(f"--top is {args.top}; it must be at least 1")
-    params, description = checkpoint.inspect(args.checkpoint, heads=args.heads)
-    if description["classes"] is None:
-        raise ValueError(f"{args.checkpoint} has no head, so it knows no classes")
+    if args.attention and Path(args.attention).suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise ValueError(f"--attention {args.attention} must end in .png, .pdf or .svg")
+    params, description, size = read_model(args)
     names = read_labels(args.labels, description["classes"])
-    target = args.image_size or image_size(params)
     given = args.images or [line.strip() for line in sys.stdin if line.strip()]
-    wanted = list(images.find(given))
-    paths, arrays = prepare(wanted, target, description["channels"], args)
-    options = {name: description[name] for name in ("gelu_form", "epsilon")}
-    maps = []
-    for path, image in zip(paths, arrays, strict=True):
-        out = {}
-        logits, _ = vit(params, normalise(image[None]), out=out, **options)
-        probabilities = softmax(logits)[0][0]
+    wanted, drawn = list(images.find(given)), []
+    failed = 0
+    for path in wanted:
+        try:
+            image = images.read(path, description["channels"])
+        except images.ImageError as error:
+            failed += 1
+            print(f"minivit.predict: {error}", file=sys.stderr)
+            continue
+        image = images.resize_and_crop(image, *size, args.crop)
+        image = 255 - image if args.invert else image
+        probabilities, attention = look(params, description, image)
         print(path)
         for i in np.argsort(-probabilities, kind="stable")[: args.top]:
             print(f"  {probabilities[i]:7.2%}  {names[i]}")
-        grid = out["patch_embedding"].shape[1:3]
-        weights = out[f"block{description['blocks'] - 1}_attention"]
-        maps.append(class_attention(weights, description["prefix_tokens"], grid)[0])
+        if args.attention and len(drawn) < DRAWN:
+            drawn.append((image, attention, Path(path).name))
+    if failed == len(wanted):
+        raise ValueError("none of the pictures could be read")
     if args.attention:
         from . import figures
 
-        figure = figures.attention(arrays, np.stack(maps), [Path(path).name for path in paths])
-        figure.savefig(args.attention, dpi=100)
-        print(f"attention of the last block: {args.attention}")
-    return 0 if len(paths) == len(wanted) else 1
+        pictures, maps, titles = zip(*drawn, strict=True)
+        figures.attention(np.stack(pictures), np.stack(maps), titles).savefig(args.attention)
+        print(f"attention of the last block, {len(drawn)} pictures: {args.attention}")
+    return 1 if failed else 0
 
 
 def main(argv=None):  # -> exit status
@@ -112,6 +135,9 @@ def main(argv=None):  # -> exit status
     try:
         with checkpoint.command_line_warnings():
             return predict(args)
+    except BrokenPipeError:  # `predict … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:
         print(f"minivit.predict: error: {error}", file=sys.stderr)
         return 2

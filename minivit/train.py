@@ -27,7 +27,8 @@ from .shapes import image_shape
 METRICS = ("step", "images", "learning_rate", "loss", "accuracy", "test_loss", "test_accuracy")
 
 
-# What an option is when it is not given: from scratch, and with --init (the paper's Table 4).
+# What an option is when it is not given: from scratch, and with --init. Fine-tuning is the paper's
+# (Table 4), with the averaging of its best results (Table 2) and steps for a laptop.
 SCRATCH = {
     "optimizer": "adamw",
     "steps": 2800,
@@ -125,12 +126,16 @@ def start(args, dataset):  # -> name, parameters
     channels, classes = dataset.train_images.shape[-1], len(dataset.classes)
     if not args.init:
         options = {"image_size": args.image_size, "channels": channels, "classes": classes}
+        args.settings = {}
         rng = np.random.default_rng([args.seed, datasets.WEIGHTS])
         return args.model, initialise(variants.parse(args.model), rng, **options)
     params, description = checkpoint.inspect(args.init, head=False)
+    grid = args.old_grid or description["grid"]
     if args.image_size is None:
-        args.image_size = finetune.image_size(params, args.old_grid)
-    options = {"image_size": args.image_size, "classes": classes, "old_grid": args.old_grid}
+        args.image_size = finetune.image_size(params, grid)
+    args.settings = {name: description[name] for name in ("gelu_form", "epsilon")}
+    options = {"image_size": args.image_size, "classes": classes, "old_grid": grid}
+    options["dialect"] = description["dialect"]
     params = finetune.adapt(params, method=args.positions, seed=args.seed, **options)
     name = re.sub(r"[^\w.-]+", "-", f"{description['variant']}-finetuned")
     return name, tree_map(lambda leaf: leaf.astype("float32"), params)
@@ -161,7 +166,7 @@ def make_engine(args, params):
     """The twin that was asked for."""
     options = {"rate": args.dropout, "smoothing": args.label_smoothing, "seed": args.seed}
     options |= {"weight_decay": args.weight_decay, "clip": args.clip, "rule": args.optimizer}
-    options |= {"freeze": args.freeze, "keep": args.average}
+    options |= {"freeze": args.freeze, "keep": args.average, "model": args.settings}
     if args.backend == "numpy":
         from .engine_numpy import NumPyEngine
 
@@ -172,14 +177,14 @@ def make_engine(args, params):
 
 
 class Interrupt:
-    """Ctrl-C asks to stop after the current step; a second one stops at once.
+    """Ctrl-C or SIGTERM asks to stop after the current step; a second Ctrl-C stops at once.
 
     A step must not be broken off: JAX reuses its input's memory, so half a step leaves nothing.
     """
 
     def __init__(self):
         self.asked = False
-        self.before = signal.signal(signal.SIGINT, self.ask)
+        self.before = {s: signal.signal(s, self.ask) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(self, *_):
         """The signal's handler."""
@@ -187,12 +192,15 @@ class Interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def close(self):
-        """Give the signal back."""
-        signal.signal(signal.SIGINT, self.before)
+        """Give the signals back."""
+        for which, handler in self.before.items():
+            signal.signal(which, handler)
 
 
-class Diverged(ArithmeticError):
-    """No step since the last row of metrics had a finite loss."""
+DIVERGED = (
+    "minivit.train: error: the loss is no longer finite; "
+    "lower --learning-rate, or raise --warmup-steps"
+)
 
 
 def engine_images(images, args):  # uint8 [B, ...] -> uint8 [B, height, width, C]
@@ -200,7 +208,7 @@ def engine_images(images, args):  # uint8 [B, ...] -> uint8 [B, height, width, C
     return datasets.resize(datasets.with_channels(images, args.channels), *args.image_size)
 
 
-def train(args, engine, dataset, writer):  # -> rows of metrics, steps done
+def train(args, engine, dataset, writer):  # -> rows of metrics, steps done, why it ended early
     """The loop: a batch, a step, now and then a row of metrics."""
     size, total = args.batch_size, args.steps
     images, labels = dataset.train_images, dataset.train_labels
@@ -211,7 +219,7 @@ def train(args, engine, dataset, writer):  # -> rows of metrics, steps done
         with bar(total=total * size) as bar:
             for step in range(total):
                 if interrupt.asked:
-                    return rows, step
+                    return rows, step, "interrupted"
                 chosen = datasets.batch_indices(len(images), size, args.seed, step)
                 batch = engine_images(images[chosen], args)
                 rate = optim.schedule(
@@ -229,14 +237,15 @@ def train(args, engine, dataset, writer):  # -> rows of metrics, steps done
                 if len(pending) == args.log_every or step + 1 == total:
                     numbers = np.array(pending, np.float64)
                     if not np.isfinite(numbers[:, 0]).any():
-                        raise Diverged(step + 1)
+                        print(DIVERGED, file=sys.stderr)
+                        return rows, step + 1, "diverged"
                     loss, accuracy = np.nanmean(numbers, axis=0).tolist()
                     pending.clear()
                     row = {"step": step + 1, "images": (step + 1) * size, "learning_rate": rate}
                     rows.append(row | {"loss": loss, "accuracy": accuracy})
                     writer.writerow(rows[-1])
                     bar.set_postfix_str(f"loss {loss:.3f}, accuracy {accuracy:.1%}", refresh=False)
-        return rows, total
+        return rows, total, None
     finally:
         interrupt.close()
 
@@ -284,11 +293,17 @@ def prepare(args):  # -> data set, output folder, engine
             f"--batch-size {args.batch_size} exceeds {len(dataset.train_images)} training images"
         )
     name, params = start(args, dataset)
-    args.channels = params["embedding"]["kernel"].shape[2]
+    *args.patch, args.channels, _ = params["embedding"]["kernel"].shape
     datasets.with_channels(dataset.train_images[:1], args.channels)
     folder = open_output(args, name)
     print(f"{name}: {count(params):,} parameters, on {args.backend}, into {folder}")
     return dataset, folder, make_engine(args, params)
+
+
+def settings(args):
+    """What the checkpoint's names and shapes will not tell."""
+    rows, columns = (n // p for n, p in zip(args.image_size, args.patch, strict=True))
+    return args.settings | ({} if rows == columns else {"grid": [rows, columns]})
 
 
 def run(args, dataset, folder, engine):  # -> exit status
@@ -297,12 +312,14 @@ def run(args, dataset, folder, engine):  # -> exit status
         writer = csv.DictWriter(file, METRICS)
         writer.writeheader()
         begun = time.perf_counter()
-        rows, steps = train(args, engine, dataset, writer)
+        rows, steps, why = train(args, engine, dataset, writer)
         seconds = {"training": time.perf_counter() - begun}
-        path = checkpoint.save(folder / "checkpoint.npz", engine.snapshot())
-        if steps < args.steps:
-            print(f"interrupted after {steps} of {args.steps} steps; the weights are in {path}")
-            return 130
+        path = checkpoint.save(
+            folder / "checkpoint.npz", engine.snapshot(), settings=settings(args)
+        )
+        if why:
+            print(f"{why} after {steps} of {args.steps} steps; the weights are in {path}")
+            return 130 if why == "interrupted" else 1
         result = finish(args, folder, engine, dataset, rows, writer)
     seconds["all"] = time.perf_counter() - args.start
     print(report(result, dataset, args, seconds, int(engine.state["skipped"])))
@@ -322,13 +339,6 @@ def main(argv=None):  # -> exit status
                 print(f"minivit.train: error: {error}", file=sys.stderr)
                 return 2
             return run(args, *work)
-    except Diverged as error:
-        print(
-            f"minivit.train: error: no finite loss up to step {error}; "
-            "lower --learning-rate, or raise --warmup-steps",
-            file=sys.stderr,
-        )
-        return 1
     except OSError as error:
         print(f"minivit.train: error: {error}", file=sys.stderr)
         return 2

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -126,6 +127,13 @@ def archive(tmp_path, **arrays):
     return path.read_bytes()
 
 
+def zipped(name, content):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr(name, content)
+    return buffer.getvalue()
+
+
 def damaged(tmp_path):
     """Name of a fault and the bytes of a file that has it."""
     good = checkpoint.save(tmp_path / "good.npz", model()).read_bytes()
@@ -134,6 +142,7 @@ def damaged(tmp_path):
     evil = Evil(tmp_path / "PWNED")
     buffer = io.BytesIO()
     np.save(buffer, np.ones(3))
+    ones = np.ones((1, 1, 12), "float32")
     tensors = safetensors_bytes({"a": np.ones(3, "float32")})
     return {
         "half": good[: len(good) // 2],
@@ -144,6 +153,16 @@ def damaged(tmp_path):
         "a pickle": pickle.dumps(evil),
         "a pickled array": archive(tmp_path, x=np.array([evil], object)),
         "one array": buffer.getvalue(),
+        "a PyTorch pickle": zipped("archive/data.pkl", pickle.dumps(evil)),
+        "bytes instead of numbers": safetensors_bytes({"a": np.ones(3, "uint8")}),
+        "integers": archive(tmp_path, **{n: a.astype("i1") for n, a in flatten(model()).items()}),
+        "a scalar": archive(tmp_path, **(flatten(model()) | {"cls": np.float32(1)})),
+        "half an attention head": archive(
+            tmp_path, **flatten(model()), **{"MAPHead_0/probe": ones}
+        ),
+        "more prefix tokens than rows": archive(
+            tmp_path, **(flatten(model()) | {"cls": np.ones((1, 9, 12), "float32")})
+        ),
         "text": b"these are not the weights you are looking for",
         "another model": archive(tmp_path, weight=np.ones(3)),
         "safetensors, short": tensors[:-3],
@@ -290,13 +309,11 @@ def test_big_vision_scan_with_attention_pooling(tmp_path, peers):
         np.testing.assert_allclose(out["logits"], f["out/logits"], rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("dialect", [*dialects.EXPECTS, "big_vision-scan"])
+@pytest.mark.parametrize("dialect", dialects.WRITABLE)
 @pytest.mark.parametrize("options", [{}, {"class_token": False}, {"representation": 7}])
 def test_round_trips(tmp_path, dialect, options):
     """Written, recognised and read again: every bit, and the logits."""
     p = model(**options)
-    if options.get("class_token") is False and dialect not in ("official", "linen", "timm"):
-        p = model(class_token=False)
     path = checkpoint.save(tmp_path / "x", p, dialect)
     loaded, description = checkpoint.inspect(path)
     assert description["dialect"] == dialect.removesuffix("-scan")
@@ -315,6 +332,14 @@ def test_round_trips(tmp_path, dialect, options):
 
 def torch_model(dialect):
     """A state dict as PyTorch would write it, by explicit loops over the official arrays."""
+    if dialect == "dinov2":  # read, not written: a Hugging Face ViT with other layer names
+        names = dict(layernorm_before="norm1", layernorm_after="norm2")
+        names |= {"intermediate.dense": "mlp.fc1", "layer.10.output.dense": "layer.10.mlp.fc2"}
+        state = torch_model("huggingface")
+        for old, new in names.items():
+            state = {n.replace(old, new): a for n, a in state.items()}
+        pattern = r"(encoder\.layer\.\d+)\.output\.dense"
+        return {re.sub(pattern, r"\1.mlp.fc2", n): a for n, a in state.items()}
     return dialects.from_official(flatten(model()), dialect)
 
 
@@ -337,33 +362,118 @@ def test_torch_layouts():
     v = block["MultiHeadDotProductAttention_1"]["value"]["kernel"].reshape(12, 12).T
     np.testing.assert_array_equal(timm["blocks.10.attn.qkv.weight"][24:], v)
     out = block["MultiHeadDotProductAttention_1"]["out"]["kernel"].reshape(12, 12).T
-    name = "encoder.layer.10.attention.output.dense.weight"
+    name = "vit.encoder.layer.10.attention.output.dense.weight"
     np.testing.assert_array_equal(hf[name], out)
     np.testing.assert_array_equal(
-        hf["encoder.layer.10.intermediate.dense.weight"], block["MlpBlock_3"]["Dense_0"]["kernel"].T
+        hf["vit.encoder.layer.10.intermediate.dense.weight"],
+        block["MlpBlock_3"]["Dense_0"]["kernel"].T,
     )
     np.testing.assert_array_equal(
         timm["patch_embed.proj.weight"][3, 1], p["embedding"]["kernel"][:, :, 1, 3]
     )
-    np.testing.assert_array_equal(hf["layernorm.weight"], p["Transformer"]["encoder_norm"]["scale"])
+    np.testing.assert_array_equal(
+        hf["vit.layernorm.weight"], p["Transformer"]["encoder_norm"]["scale"]
+    )
     np.testing.assert_array_equal(
         timm["pos_embed"], p["Transformer"]["posembed_input"]["pos_embedding"]
     )
 
 
-@pytest.mark.parametrize("prefix", ["vit.", "deit.", "module."])
-def test_prefixes_of_hugging_face(tmp_path, prefix):
-    state = {
-        (n if n.startswith("classifier") else prefix + n): a
-        for n, a in torch_model("huggingface").items()
-    }
+@pytest.mark.parametrize("prefix", ["", "vit.", "deit.", "module.", "model.backbone."])
+@pytest.mark.parametrize("dialect", ["timm", "huggingface"])
+def test_prefixes_of_wrappers(tmp_path, dialect, prefix):
+    """Two channels: no ImageNet pixels are folded into the embedding."""
+    state = {n.removeprefix("vit."): a for n, a in torch_model(dialect).items()}
+    state = {prefix + n if n[:10] != "classifier" else n: a for n, a in state.items()}
     equal(checkpoint.load(write_state(tmp_path, state), heads=3), model())
+
+
+def test_names_that_hugging_face_expects():
+    """ViTForImageClassification, literally; a body alone has no prefix."""
+    names = set(torch_model("huggingface"))
+    assert {"vit.embeddings.cls_token", "vit.layernorm.weight", "classifier.bias"} < names
+    assert "vit.encoder.layer.10.attention.attention.query.weight" in names
+    assert "vit.encoder.layer.10.layernorm_before.bias" in names
+    body = {n: a for n, a in flatten(model()).items() if not n.startswith("head")}
+    assert "embeddings.position_embeddings" in dialects.from_official(body, "huggingface")
+
+
+def test_pixels_of_dinov2(tmp_path):
+    """Its ImageNet mean and deviation are folded into the embedding: the same features."""
+    rng = np.random.default_rng(0)
+    kernel, bias = rng.standard_normal((4, 4, 3, 12)), rng.standard_normal(12)
+    pixels = rng.integers(0, 256, (2, 8, 8, 3), np.uint8)
+    scaled = (pixels / 255 - dialects.IMAGENET_MEAN) / dialects.IMAGENET_STD
+    theirs, _ = in_numpy.patch_embedding({"kernel": kernel, "bias": bias}, scaled)
+    folded = dict(zip(("kernel", "bias"), dialects.fold_pixels(kernel, bias), strict=True))
+    ours, _ = in_numpy.patch_embedding(folded, pixels / 127.5 - 1)
+    np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    p = model(channels=3)
+    state = {
+        n.removeprefix("vit."): a
+        for n, a in dialects.from_official(flatten(p), "huggingface").items()
+    }
+    state = {"deit." + n if n[:10] != "classifier" else n: a for n, a in state.items()}
+    loaded = checkpoint.load(write_state(tmp_path, state), heads=3)
+    expected = dialects.fold_pixels(p["embedding"]["kernel"], p["embedding"]["bias"])
+    np.testing.assert_array_equal(loaded["embedding"]["kernel"], expected[0])
+
+
+def test_layer_scale_of_an_unknown_layer(tmp_path):
+    """DINOv2's giant has another MLP: refused by name."""
+    state = {n: a for n, a in torch_model("dinov2").items() if ".mlp.fc2." not in n}
+    state["encoder.layer.0.layer_scale2.lambda1"] = np.ones(12, "float32")
+    with pytest.raises(checkpoint.CheckpointError, match="layer_scale2"):
+        checkpoint.load(write_state(tmp_path, state), heads=3)
+
+
+@pytest.mark.parametrize("dialect", ["official", "timm"])
+def test_settings_travel_with_the_file(tmp_path, dialect):
+    """What shapes cannot tell, where it is not what the dialect expects; else the file is pure."""
+    other = {"gelu_form": "erf" if dialect == "official" else "tanh", "epsilon": 1e-12}
+    path = checkpoint.save(tmp_path / "x", model(), dialect, other | {"grid": [1, 4]})
+    p, description = checkpoint.inspect(path)
+    equal(p, model())
+    for name, value in (other | {"grid": [1, 4]}).items():
+        assert description[name] == value
+    usual = dialects.EXPECTS[dialect]
+    plain = checkpoint.save(tmp_path / "y", model(), dialect, usual).read_bytes()
+    assert plain == checkpoint.save(tmp_path / "z", model(), dialect).read_bytes()
+    assert checkpoint.main(["convert", str(path), str(tmp_path / "c"), "--to", "big_vision"]) == 0
+    assert checkpoint.inspect(tmp_path / "c")[1]["grid"] == [1, 4]
+    assert checkpoint.inspect(tmp_path / "c")[1]["gelu_form"] == other["gelu_form"]
+
+
+def test_hybrids_load_but_do_not_run(tmp_path, peers, weights):
+    """Their names are known; a model without its stem would be wrong."""
+    p = weights(peers("hybrid_64x48"))
+    loaded = checkpoint.load(checkpoint.save(tmp_path / "x.npz", p))
+    assert flatten(loaded)["gn_root/scale"].shape == (32,)
+    for twin in (in_numpy, in_jax):
+        with pytest.raises(ValueError, match="hybrid"):
+            twin.vit(loaded, np.zeros((1, 64, 48, 3), "float32"))
+    with pytest.raises(ValueError, match="timm has no equivalent of block1"):
+        checkpoint.save(tmp_path / "y", loaded, "timm")
+
+
+def test_links_and_permissions(tmp_path):
+    """A link stays a link, and a private file stays private."""
+    path = checkpoint.save(tmp_path / "x.npz", model())
+    path.chmod(0o600)
+    link = tmp_path / "link.npz"
+    link.symlink_to(path)
+    checkpoint.save(link, model())
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(FileNotFoundError, match="the folder of"):
+        checkpoint.save(tmp_path / "absent" / "x.npz", model())
 
 
 @pytest.mark.parametrize("dialect", ["timm", "dinov2"])
 def test_layer_scale_is_folded(tmp_path, dialect):
     """y * gamma is a dense layer with scaled columns: exact up to one rounding."""
-    state, rng = torch_model(dialect), np.random.default_rng(1)
+    state = {n.removeprefix("vit."): a for n, a in torch_model(dialect).items()}
+    rng = np.random.default_rng(1)
     plain, scaled = model(), model()
     for i in range(11):
         for part, layer in enumerate(("out", "Dense_1")):
@@ -384,7 +494,7 @@ def test_layer_scale_is_folded(tmp_path, dialect):
 @pytest.mark.parametrize("dialect", ["timm", "dinov2"])
 def test_registers_become_prefix_tokens(tmp_path, dialect):
     """Four registers after the class token; they have no positions."""
-    state = torch_model(dialect)
+    state = {n.removeprefix("vit."): a for n, a in torch_model(dialect).items()}
     registers = np.random.default_rng(1).standard_normal((1, 4, 12)).astype("float32")
     if dialect == "timm":  # whose models with registers have no position for the class token
         state["reg_token"] = registers
@@ -407,11 +517,24 @@ def test_registers_become_prefix_tokens(tmp_path, dialect):
         checkpoint.save(tmp_path / "y", p, "timm")
 
 
+def test_no_position_for_the_class_token(tmp_path):
+    """DeiT 3 of timm: the table has the grid's rows alone."""
+    state = torch_model("timm")
+    state["pos_embed"] = state["pos_embed"][:, 1:]
+    p = checkpoint.load(write_state(tmp_path, state), heads=3)
+    table = p["Transformer"]["posembed_input"]["pos_embedding"]
+    assert table.shape == (1, 5, 12)
+    np.testing.assert_array_equal(table[:, 0], 0)
+    np.testing.assert_array_equal(table[:, 1:], state["pos_embed"])
+
+
 def test_heads_of_a_state_dict(tmp_path):
     """By the variant, by the metadata, by the argument; otherwise an error that asks."""
-    assert dialects.guess_heads(1280, 32) == 16
-    assert dialects.guess_heads(64, 4) == 4
-    assert dialects.guess_heads(512, 8) == 8
+    sizes = {(1280, 32): 16, (64, 4): 4, (1408, 40): 16, (1664, 48): 16, (1152, 27): 16}
+    for (width, blocks), heads in sizes.items():
+        assert dialects.known_heads(width, blocks) == heads
+    with pytest.raises(ValueError, match="2 blocks of width 128: say how many"):
+        dialects.known_heads(128, 2)
     path = write_state(tmp_path, torch_model("timm"))
     with pytest.raises(checkpoint.CheckpointError, match="width 12: say how many heads"):
         checkpoint.load(path)

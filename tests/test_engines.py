@@ -111,6 +111,17 @@ def model_once(cache=[]):  # noqa: B006
     return cache[0]
 
 
+def test_options_of_the_model():
+    """The erf form and another epsilon reach training and evaluation in both engines."""
+    p, options = model_once(), {"gelu_form": "erf", "epsilon": 1e-2}
+    logits, _ = vit(p, normalise(IMAGES), **options)
+    targets = smooth_labels(LABELS, 7)
+    loss, *_ = loss_and_gradient(p, normalise(IMAGES), targets, **options)
+    for engine in engines(p, model=options):
+        np.testing.assert_allclose(engine.logits(IMAGES), logits, rtol=0, atol=1e-5)
+        assert float(engine.step(0, IMAGES, LABELS, 0.0)[0]) == pytest.approx(float(loss), rel=1e-5)
+
+
 def test_logits_of_any_number_of_images():
     """The last partial batch counts, padding does not show, order is kept."""
     p = model()

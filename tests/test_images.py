@@ -129,6 +129,8 @@ def test_crop_is_height_then_width():
     ramp = np.arange(100, dtype=np.uint8)[None, :, None].repeat(50, 0)
     cropped = images.resize_and_crop(ramp, 50, 50, crop=1)[0, :, 0]
     assert cropped.tolist() == list(range(25, 75))
+    thin = images.resize_and_crop(np.zeros((1, 3000, 3), np.uint8), 224, 224)  # no 672,000 columns
+    assert thin.shape == (224, 224, 3)
     official = images.resize_and_crop(ramp.repeat(3, 2), 224, 224)
     assert official.shape == (224, 224, 3)
 
@@ -157,14 +159,14 @@ def files(tmp_path):
     p["head"]["kernel"] = rng.standard_normal((8, 2)).astype("float32")
     Image.new("RGB", (30, 20), "white").save(tmp_path / "å b.png")
     Image.new("L", (30, 20), 0).save(tmp_path / "dark.png")
-    (tmp_path / "labels.txt").write_text("cat\ndög\n", encoding="utf-8")
+    (tmp_path / "labels.txt").write_text("cat\ndög\n\n", encoding="utf-8-sig")
     return checkpoint.save(tmp_path / "x.npz", p), tmp_path
 
 
 def test_predict(files, capsys):
     path, folder = files
     options = ["--checkpoint", str(path), "--labels", str(folder / "labels.txt")]
-    options += ["--image-size", "8x12", "--attention", str(folder / "attention.png")]
+    options += ["--old-grid", "2x3", "--attention", str(folder / "attention.png")]
     assert predict.main([str(folder / "å b.png"), str(folder / "dark.png"), *options]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("å b.png")
@@ -180,7 +182,7 @@ def test_predict_from_standard_input(files, capsys, monkeypatch):
     monkeypatch.setattr(
         sys, "stdin", io.StringIO(f"{folder / 'dark.png'}\n\n{folder / 'no.png'}\n")
     )
-    assert predict.main(["--checkpoint", str(path), "--image-size", "8x12"]) == 1
+    assert predict.main(["--checkpoint", str(path), "--old-grid", "2x3"]) == 1
     captured = capsys.readouterr()
     assert "class 0" in captured.out
     assert "no.png does not exist" in captured.err
@@ -191,7 +193,8 @@ def test_predict_errors(files, capsys):
     path, folder = files
     (folder / "three.txt").write_text("a\nb\nc\n")
     good = str(folder / "dark.png")
-    size = ["--image-size", "8x12"]
+    size = ["--image-size", "8x12", "--old-grid", "2x3"]
+    grid = size[2:]
     for arguments, message in (
         (
             [good, "--checkpoint", str(path), *size, "--labels", str(folder / "three.txt")],
@@ -200,7 +203,8 @@ def test_predict_errors(files, capsys):
         ([good, "--checkpoint", str(folder / "no.npz")], "no.npz"),
         ([good, "--checkpoint", good], "dark.png"),
         ([good, "--checkpoint", str(path)], "6 positions, which is no square"),
-        ([good, "--checkpoint", str(path), "--image-size", "9x12"], "not divisible"),
+        ([good, "--checkpoint", str(path), "--image-size", "9x12", *grid], "not divisible"),
+        ([good, "--checkpoint", str(path), *size, "--attention", "x.doc"], "must end in .png"),
         ([str(folder / "no.png"), "--checkpoint", str(path), *size], "none of the pictures"),
         ([good, "--checkpoint", str(path), *size, "--crop", "0"], "--crop is 0.0"),
         ([good, "--checkpoint", str(path), *size, "--top", "0"], "--top is 0"),
@@ -209,6 +213,24 @@ def test_predict_errors(files, capsys):
         error = capsys.readouterr().err.splitlines()[-1]
         assert error.startswith("minivit.predict: error: ")
         assert message in error
+
+
+def test_predict_at_another_size(files, capsys):
+    """Positions are resized, from a grid that is no square."""
+    path, folder = files
+    command = [str(folder / "dark.png"), "--checkpoint", str(path), "--old-grid", "2x3"]
+    assert predict.main([*command, "--image-size", "16"]) == 0
+    assert predict.main([*command, "--pixels", "imagenet"]) == 0
+
+
+def test_fixed_positions_are_put_in():
+    """big_vision's files do not hold them; the class token joins after them."""
+    variant = variants.Variant("x", 4, 8, 16, 2, 1)
+    p = params.initialise(variant, 0, image_size=8, positions=False)
+    assert finetune.at_size(p, (8, 12)) is p
+    new = finetune.at_size(p, (8, 12), "big_vision")["Transformer"]["posembed_input"]
+    assert new["pos_embedding"].shape == (1, 7, 8)
+    assert not new["pos_embedding"][:, 0].any()
 
 
 def test_class_attention():

@@ -2,7 +2,7 @@
 
 import jax
 
-from ..shapes import depth
+from ..shapes import check_stem, depth
 from .attention import attention
 from .dropout import dropout, split
 from .head import attention_pool, head, pool, pre_logits
@@ -72,6 +72,7 @@ def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, clas
     a JAX key. Under `jax.jit`, make `out` inside the function and return it. Gradients are for
     reverse mode (`jax.grad`, `jax.vjp`); attention's is written by hand and has no forward mode.
     """
+    check_stem(p)
     grid = patch_embedding(p["embedding"], images)
     x = grid.reshape(len(grid), -1, grid.shape[-1])
     if "cls" in p:

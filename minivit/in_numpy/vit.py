@@ -1,6 +1,6 @@
 """The Vision Transformer: blocks, encoder, and the whole model."""
 
-from ..shapes import depth
+from ..shapes import check_stem, depth
 from .attention import attention
 from .dropout import dropout
 from .head import attention_pool, head, pool, pre_logits
@@ -80,6 +80,7 @@ def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, clas
     A dictionary `out` receives the intermediates by name: patch_embedding, tokens,
     block{i} and its _ln1, _attention, _mha, _ln2, _mlp, then encoded, pre_logits, logits.
     """
+    check_stem(p)
     grid, back_embedding = patch_embedding(p["embedding"], images)
     x = grid.reshape(len(grid), -1, grid.shape[-1])
     if "cls" in p:
