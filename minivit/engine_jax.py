@@ -136,25 +136,31 @@ class JaxEngine:
         """Train on one batch of uint8 images and labels."""
         if len(images) % self.mesh.size:
             raise ValueError(f"{len(images)} images do not divide over {self.mesh.size} devices")
+        batch = self.on_devices((images, labels))
+        self.finish()  # the batch was made while the last step ran
         self.params, self.state, loss, accuracy = self.jitted_step(
             self.params,
             self.state,
             self.frozen,
             self.key,
-            *self.on_devices((images, labels)),
+            *batch,
             np.int32(step),
             np.float32(learning_rate),
             np.float32(optim.warm_keep(step, self.keep)),
         )
+        return loss, accuracy
+
+    def finish(self):
+        """Wait for the last step, where two in flight could block each other."""
         if self.wait:
             jax.block_until_ready(self.params)
-        return loss, accuracy
 
     def logits(self, images, batch_size=1000):  # uint8 [B, ...] -> [B, classes]
         """Class scores of any number of images.
 
         The last batch is filled up with zeros, whose scores are dropped: one shape, compiled once.
         """
+        self.finish()
         batch_size = -(-batch_size // self.mesh.size) * self.mesh.size
         results = []
         for start in range(0, len(images), batch_size):

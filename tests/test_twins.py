@@ -61,6 +61,7 @@ def cases():
         ("mlp", (block["MlpBlock_3"], x), {"gelu_form": "erf", "rate": 0.4}),
         ("softmax", (3 * x,), {}),
         ("scaled_dot_product", tuple(draw((2, 3, 5, 4)) for _ in range(3)), {}),
+        ("scaled_dot_product", tuple(draw((1, 2, 40, 4)) for _ in range(3)), {}),
         ("attention", (block["MultiHeadDotProductAttention_1"], x), {}),
         ("dropout", (x,), {"rate": 0.4}),
         ("encoder_block", (block, x), {}),
