@@ -31,7 +31,7 @@ METRICS = ("step", "images", "learning_rate", "loss", "accuracy", "test_loss", "
 # (Table 4), with the averaging of its best results (Table 2) and steps for a laptop.
 SCRATCH = {
     "optimizer": "adamw",
-    "steps": 2800,
+    "steps": 2500,
     "learning_rate": 2e-3,
     "decay": "linear",
     "weight_decay": 0.05,
