@@ -19,7 +19,16 @@ from pathlib import Path
 import numpy as np
 
 from . import dialects, variants
-from .params import count, flatten, named_shapes, natural_order, unflatten
+from .params import (
+    attention_shapes,
+    count,
+    flatten,
+    mlp_shapes,
+    named_shapes,
+    natural_order,
+    under,
+    unflatten,
+)
 
 # The permissions that new files lack: a temporary file is private, a checkpoint is not.
 UMASK = os.umask(0)
@@ -89,7 +98,7 @@ def read_npz(path):  # -> {name: array}, metadata
             raise ValueError("a PyTorch pickle can run code and is never read; use .safetensors")
         arrays = {name: half(archive[name]) for name in archive.files}
     settings = arrays.pop(SETTINGS, None)
-    return arrays, {} if settings is None else json.loads(str(settings))
+    return arrays, {} if settings is None else dict(json.loads(str(settings)))
 
 
 def read_safetensors(path):  # -> {name: array}, metadata
@@ -131,7 +140,7 @@ def save(path, params, dialect="official", settings=None):  # -> Path
     tell: grid (of positions that form no square), gelu_form, epsilon. Those that the dialect does
     not expect anyhow are kept in one more entry, which other readers pass over.
     """
-    flat, expected = flatten(params), dialects.EXPECTS[dialect.removesuffix("-scan")]
+    flat, expected = flatten(params), dialects.EXPECTS.get(dialect.removesuffix("-scan"), {})
     settings = {n: v for n, v in (settings or {}).items() if v is not None and v != expected.get(n)}
     note = json.dumps(settings, sort_keys=True)
     if dialect not in dialects.TABLES:
@@ -289,15 +298,8 @@ def check(flat, extra="error"):
 def attention_pool_shapes(d, h, m):
     """Name and shape of the arrays of big_vision's MAP head."""
     layers = {"probe": (1, 1, d), "LayerNorm_0/scale": (d,), "LayerNorm_0/bias": (d,)}
-    for name in ("query", "key", "value"):
-        layers[f"MultiHeadDotProductAttention_0/{name}/kernel"] = (d, h, d // h)
-        layers[f"MultiHeadDotProductAttention_0/{name}/bias"] = (h, d // h)
-    layers |= {"MultiHeadDotProductAttention_0/out/kernel": (h, d // h, d)}
-    layers |= {"MultiHeadDotProductAttention_0/out/bias": (d,)}
-    for i, (rows, columns) in enumerate([(d, m), (m, d)]):
-        layers[f"MlpBlock_0/Dense_{i}/kernel"] = (rows, columns)
-        layers[f"MlpBlock_0/Dense_{i}/bias"] = (columns,)
-    return {f"MAPHead_0/{name}": shape for name, shape in layers.items()}
+    layers |= under("MultiHeadDotProductAttention_0", attention_shapes(d, h))
+    return under("MAPHead_0", layers | under("MlpBlock_0", mlp_shapes(d, m)))
 
 
 # --- Command line -----------------------------------------------------------------------------

@@ -221,7 +221,7 @@ def known_heads(width, blocks):
 def from_torch(flat, table, heads):
     """The official arrays of a state dict; all that is left over is refused by name."""
     imagenet = table is DINOV2 or any(name.startswith("deit.") for name in flat)
-    flat = dict(strip_module(flat))
+    flat = strip_module(flat)
     flat.pop("embeddings.mask_token", None)  # of the pre-training; no part of the model
     flat = fold_layer_scale(join_prefix_tokens(split_qkv(flat)))
     start = table["block"].format("")[:-1]

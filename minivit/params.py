@@ -108,20 +108,37 @@ def split_frozen(params, freeze):  # -> frozen, trained
     return frozen, {"head": params["head"]}
 
 
+def under(folder, named):
+    """The same arrays, one folder deeper."""
+    return {f"{folder}/{name}": shape for name, shape in named.items()}
+
+
+def attention_shapes(d, h):  # -> {name: shape}
+    """The arrays of multi-head attention."""
+    result = {}
+    for name in ("query", "key", "value"):
+        result[f"{name}/kernel"] = (d, h, d // h)
+        result[f"{name}/bias"] = (h, d // h)
+    return result | {"out/kernel": (h, d // h, d), "out/bias": (d,)}
+
+
+def mlp_shapes(d, m):  # -> {name: shape}
+    """The arrays of the MLP of a block."""
+    result = {}
+    for i, (rows, columns) in enumerate([(d, m), (m, d)]):
+        result[f"Dense_{i}/kernel"] = (rows, columns)
+        result[f"Dense_{i}/bias"] = (columns,)
+    return result
+
+
 def named_shapes(
     variant, length, *, channels, classes, class_token=True, positions=True, representation=None
 ):  # -> {name: shape}
     """Official name and shape of every array of a ViT whose sequence has `length` tokens."""
     d, m, h = variant.width, variant.mlp, variant.heads
     block = {f"LayerNorm_{i}/{name}": (d,) for i in (0, 2) for name in ("scale", "bias")}
-    for name in ("query", "key", "value"):
-        block[f"MultiHeadDotProductAttention_1/{name}/kernel"] = (d, h, d // h)
-        block[f"MultiHeadDotProductAttention_1/{name}/bias"] = (h, d // h)
-    block["MultiHeadDotProductAttention_1/out/kernel"] = (h, d // h, d)
-    block["MultiHeadDotProductAttention_1/out/bias"] = (d,)
-    for i, (rows, columns) in enumerate([(d, m), (m, d)]):
-        block[f"MlpBlock_3/Dense_{i}/kernel"] = (rows, columns)
-        block[f"MlpBlock_3/Dense_{i}/bias"] = (columns,)
+    block |= under("MultiHeadDotProductAttention_1", attention_shapes(d, h))
+    block |= under("MlpBlock_3", mlp_shapes(d, m))
     p, q = pair(variant.patch)
     result = {"embedding/kernel": (p, q, channels, d), "embedding/bias": (d,)}
     if class_token:
@@ -129,7 +146,7 @@ def named_shapes(
     if positions:
         result["Transformer/posembed_input/pos_embedding"] = (1, length, d)
     for i in range(variant.blocks):
-        result |= {f"Transformer/encoderblock_{i}/{name}": s for name, s in block.items()}
+        result |= under(f"Transformer/encoderblock_{i}", block)
     result |= {f"Transformer/encoder_norm/{name}": (d,) for name in ("scale", "bias")}
     if representation:
         result["pre_logits/kernel"] = (d, representation)

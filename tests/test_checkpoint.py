@@ -444,6 +444,23 @@ def test_settings_travel_with_the_file(tmp_path, dialect):
     assert checkpoint.inspect(tmp_path / "c")[1]["gelu_form"] == other["gelu_form"]
 
 
+def test_settings_that_are_none(tmp_path):
+    """Anything else than names and values under that entry is damage too."""
+    path = tmp_path / "x.npz"
+    path.write_bytes(
+        archive(tmp_path, **flatten(model()), **{checkpoint.SETTINGS: np.array("[1]")})
+    )
+    with pytest.raises(checkpoint.CheckpointError, match=r"x\.npz"):
+        checkpoint.load(path)
+
+
+@pytest.mark.parametrize("dialect", ["flax", "dinov2"])
+def test_dialects_that_are_not_written(tmp_path, dialect):
+    with pytest.raises(ValueError, match=f"cannot write '{dialect}'.*big_vision-scan"):
+        checkpoint.save(tmp_path / "x", model(), dialect)
+    assert not list(tmp_path.iterdir())
+
+
 def test_hybrids_load_but_do_not_run(tmp_path, peers, weights):
     """Their names are known; a model without its stem would be wrong."""
     p = weights(peers("hybrid_64x48"))
