@@ -12,15 +12,21 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     checkpoint    save, load, inspect, convert; python -m minivit.checkpoint
     dialects      how timm, Hugging Face and big_vision name the same weights
     datasets      images, labels, and the order of training
+    synthetic     a colour data set that is drawn, not downloaded
+    augmentation  flips, crops, shifts, mixup, by (seed, epoch, index)
     masking       what masked patch prediction corrupts and asks for
+    batches       from the number of a step to its arrays
     images        picture files to arrays
     machine       what the machine offers
     engine_numpy  a training step on all cores, by threads
     engine_jax    a training step on all devices, by a mesh
+    recipes       the paper's, as data; python -m minivit.recipes
+    options       the command line of train
+    command       a user's mistake is one line, in every command
     train         python -m minivit.train --tiny
     finetune      a trained model made ready for other classes and sizes
     predict       python -m minivit.predict IMAGE --checkpoint FILE
-    evaluate      loss and accuracy
+    evaluate      accuracy, few-shot; python -m minivit.evaluate --checkpoint FILE
     figures       pictures
 
 Letters: B batch, N tokens, D width, H heads, K head width (D = H K), M MLP width, P patch side,

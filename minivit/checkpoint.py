@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import dialects, variants
+from . import command, dialects, variants
 from .params import (
     attention_shapes,
     count,
@@ -244,6 +244,7 @@ def describe(flat):  # {official name: array} -> dictionary
         "grid": [side, side] if side and side * side == table - prefix else None,
         "representation": shape.get("pre_logits/bias", (None,))[0],
         "classes": None if head is None else head.shape[-1],
+        "predictions": flat["prediction/bias"].size if "prediction/bias" in flat else None,
         "zero_head": head is not None and not np.asarray(head).any(),
         "parameters": count(flat),
     }
@@ -271,6 +272,9 @@ def check(flat, extra="error"):
         representation=d["representation"],
     )
     expected |= {"cls": (1, d["prefix_tokens"], d["width"])} if d["prefix_tokens"] else {}
+    if d["predictions"]:
+        expected |= {"mask": (1, 1, d["width"]), "prediction/bias": (d["predictions"],)}
+        expected["prediction/kernel"] = (d["width"], d["predictions"])
     if any(name.startswith("MAPHead_0/") for name in flat):
         expected |= attention_pool_shapes(d["width"], d["heads"], d["mlp"])
     stem = r"(conv_root|gn_root|block\d+)/"  # of a hybrid: its names are known, its model is not
@@ -378,36 +382,19 @@ def parser():
     return p
 
 
-@contextlib.contextmanager
-def command_line_warnings():
-    """Warnings as one line each, without the source that a user did not write."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-        yield
-
-
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
     args = parser().parse_args(argv)
-    with command_line_warnings():
-        return run(args)
+    return command.run("checkpoint", lambda: run(args))
 
 
 def run(args):  # -> exit status
     """One of the three commands."""
-    try:
-        if args.command == "show":
-            show(args.file, args.heads)
-        elif args.command == "convert":
-            convert(args.source, args.target, args.to, args.heads)
-        else:
-            return difference(args.first, args.second, args.heads)
-    except BrokenPipeError:  # `show FILE | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError) as error:
-        print(f"minivit.checkpoint: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    if args.command == "show":
+        return show(args.file, args.heads)
+    if args.command == "convert":
+        return convert(args.source, args.target, args.to, args.heads)
+    return difference(args.first, args.second, args.heads)
 
 
 if __name__ == "__main__":

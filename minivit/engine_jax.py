@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import optim
 from .datasets import normalise
-from .in_jax import smooth_labels, softmax_cross_entropy, vit
+from .in_jax import OBJECTIVES, vit
 from .machine import cores
 from .params import pack, split_frozen, stack_blocks, tree_map, unpack, unstack_blocks
 from .shapes import depth
@@ -47,13 +47,28 @@ def batch_mesh(batch_size):
     return jax.make_mesh((count,), ("batch",), devices=devices[:count])
 
 
-def mean_loss(trained, frozen, images, labels, *, smoothing, **options):
-    # -> loss, share of right answers
+def objective_loss(trained, frozen, batch, *, objective, **options):  # -> loss, accuracy
     """What is differentiated, by its first argument."""
-    logits = vit(frozen | trained, normalise(images), **options)
-    targets = smooth_labels(labels, logits.shape[-1], smoothing)
-    loss = softmax_cross_entropy(logits, targets).mean()
-    return loss, (logits.argmax(-1) == labels).mean()
+    metrics = {"accuracy": jax.numpy.nan}
+    batch = batch | {"images": normalise(batch["images"])}
+    loss = OBJECTIVES[objective](frozen | trained, **batch, metrics=metrics, **options)
+    return loss, jax.numpy.float32(metrics["accuracy"])
+
+
+def accumulated(function, batch, parts):
+    """The mean of `function(part, number)` over equal parts of a batch, one after the other."""
+    if parts == 1:
+        return function(batch, 0)
+    batch = tree_map(lambda x: x.reshape(parts, len(x) // parts, *x.shape[1:]), batch)
+    # Only the sum is kept, and one part's activations at a time.
+    first = function(tree_map(lambda x: x[0], batch), 0)
+
+    def body(total, numbered):
+        return jax.tree.map(jax.numpy.add, total, function(*numbered)), None
+
+    rest = tree_map(lambda x: x[1:], batch), jax.numpy.arange(1, parts)
+    total, _ = jax.lax.scan(body, first, rest)
+    return jax.tree.map(lambda x: x / parts, total)
 
 
 class JaxEngine:
@@ -68,20 +83,22 @@ class JaxEngine:
         params,
         *,
         batch_size,
+        objective="classes",
         rate=0.0,
-        smoothing=0.0,
         seed=0,
+        accumulate=1,
         freeze=False,
         keep=0.0,
         model=None,
         **rule,
     ):
-        """`freeze` trains the head alone; `keep` averages the weights; `model` are options of
-        `vit`; `rule`: see optim.update.
+        """`objective` is one of OBJECTIVES; `accumulate` divides each batch into so many parts, one
+        after the other; `freeze` trains the head alone; `keep` averages the weights; `model` are
+        options of `vit` and of the objective; `rule`: see optim.update.
         """
-        self.model = model or {}
+        self.objective, self.model, self.accumulate = objective, model or {}, accumulate
         use_all_cores()
-        self.rate, self.smoothing, self.keep, self.rule = rate, smoothing, keep, rule
+        self.rate, self.keep, self.rule = rate, keep, rule
         self.traces = 0
         self.mesh = batch_mesh(batch_size)
         # On CPUs a step's all-reduce holds a thread while it waits for the other devices; with a
@@ -99,56 +116,90 @@ class JaxEngine:
             (packed, state, frozen, jax.random.key(seed)), NamedSharding(self.mesh, EVERYWHERE)
         )
         on_mesh = partial(jax.shard_map, mesh=self.mesh)
-        inputs = (*4 * [EVERYWHERE], SHARED, SHARED, *3 * [EVERYWHERE])
+        inputs = (*4 * [EVERYWHERE], SHARED, *3 * [EVERYWHERE])
         step = on_mesh(self.device_step, in_specs=inputs, out_specs=EVERYWHERE)
         inputs = (EVERYWHERE, EVERYWHERE, SHARED)
         scores = on_mesh(self.device_logits, in_specs=inputs, out_specs=SHARED)
+        measure = on_mesh(self.device_measure, in_specs=inputs, out_specs=EVERYWHERE)
         self.jitted_step = jax.jit(step, donate_argnums=(0, 1))
-        self.jitted_logits = jax.jit(scores)
+        self.jitted_logits, self.jitted_measure = jax.jit(scores), jax.jit(measure)
 
-    def device_step(self, params, state, frozen, key, images, labels, step, learning_rate, keep):
+    def device_step(self, params, state, frozen, key, batch, step, learning_rate, keep):
         """What every device does in a step, on its share of the batch."""
         self.traces += 1
-        rng = None
         if self.rate:
-            device = jax.lax.axis_index("batch")
-            rng = jax.random.fold_in(jax.random.fold_in(key, step), device)
+            key = jax.random.fold_in(jax.random.fold_in(key, step), jax.lax.axis_index("batch"))
         # Marked as differing between devices: else autodiff adds the gradients up by itself.
         local = unpack(jax.lax.pcast(params, "batch", to="varying"), self.like)
-        gradient = jax.value_and_grad(mean_loss, has_aux=True)
-        options = self.model | {"smoothing": self.smoothing, "rate": self.rate, "rng": rng}
-        (loss, accuracy), grads = gradient(local, frozen, images, labels, **options)
+        gradient = jax.value_and_grad(objective_loss, has_aux=True)
+
+        def part(batch, number):
+            rng = jax.random.fold_in(key, number) if self.rate else None
+            options = self.model | {"objective": self.objective, "rate": self.rate, "rng": rng}
+            (loss, accuracy), grads = gradient(local, frozen, batch, **options)
+            return loss, accuracy, pack(grads)
+
         # One all-reduce, not four: on a CPU each holds a thread of those that have work to do.
-        vector, split = ravel_pytree((loss, accuracy, pack(grads)))
+        vector, split = ravel_pytree(accumulated(part, batch, self.accumulate))
         loss, accuracy, grads = split(jax.lax.pmean(vector, "batch"))
         params, state = optim.update(params, grads, state, learning_rate, keep=keep, **self.rule)
         return params, state, loss, accuracy
 
     def device_logits(self, params, frozen, images):
         """Class scores of a device's share of the images."""
-        return vit(frozen | unpack(params, self.like), normalise(images), **self.model)
+        options = {name: value for name, value in self.model.items() if name != "loss"}
+        return vit(frozen | unpack(params, self.like), normalise(images), **options)
+
+    def device_measure(self, params, frozen, batch):
+        """The objective on a device's share of a batch."""
+        options = self.model | {"objective": self.objective}
+        result = objective_loss(unpack(params, self.like), frozen, batch, **options)
+        return jax.lax.pmean(jax.numpy.stack(result), "batch")
 
     def on_devices(self, batch):
         """A batch divided over the mesh."""
         return jax.device_put(batch, NamedSharding(self.mesh, SHARED))
 
-    def step(self, step, images, labels, learning_rate):  # -> mean loss, accuracy
-        """Train on one batch of uint8 images and labels."""
-        if len(images) % self.mesh.size:
-            raise ValueError(f"{len(images)} images do not divide over {self.mesh.size} devices")
-        batch = self.on_devices((images, labels))
+    def step(self, step, batch, learning_rate):  # -> mean loss, accuracy
+        """Train on one batch of arrays, images and what else the objective takes."""
+        size, parts = len(batch["images"]), self.mesh.size * self.accumulate
+        if size % parts:
+            raise ValueError(
+                f"{size} images do not divide over {self.mesh.size} devices"
+                + (f" times {self.accumulate} parts" if self.accumulate > 1 else "")
+            )
+        batch = self.on_devices(batch)
         self.finish()  # the batch was made while the last step ran
         self.params, self.state, loss, accuracy = self.jitted_step(
             self.params,
             self.state,
             self.frozen,
             self.key,
-            *batch,
+            batch,
             np.int32(step),
             np.float32(learning_rate),
             np.float32(optim.warm_keep(step, self.keep)),
         )
         return loss, accuracy
+
+    def measure(self, batch):  # -> mean loss, accuracy
+        """The objective on a batch as it is, without dropout and without training on it."""
+        self.finish()
+        if rest := len(batch["images"]) % self.mesh.size:
+            # Padding would count in a mean: the few that are left over go to one device.
+            whole = {name: array[:-rest] for name, array in batch.items()}
+            batch = {name: array[-rest:] for name, array in batch.items()}
+            options = self.model | {"objective": self.objective}
+            params = unpack(tree_map(np.asarray, self.averaged()), self.like)
+            few = objective_loss(params, tree_map(np.asarray, self.frozen), batch, **options)
+            if not len(whole["images"]):
+                return tuple(map(float, few))
+            many, size = self.measure(whole), len(whole["images"])
+            return tuple(
+                (size * a + rest * float(b)) / (size + rest) for a, b in zip(many, few, strict=True)
+            )
+        result = self.jitted_measure(self.averaged(), self.frozen, self.on_devices(batch))
+        return tuple(np.asarray(result).tolist())
 
     def finish(self):
         """Wait for the last step, where two in flight could block each other."""
@@ -179,3 +230,14 @@ class JaxEngine:
         """The parameters as they are saved and evaluated, blocks under their own names."""
         trained = unpack(tree_map(np.asarray, self.averaged()), self.like)
         return unstack_blocks(tree_map(np.asarray, self.frozen) | trained)
+
+    def restore(self, params):
+        """Go back to what `snapshot` gave; the optimiser's moments stay."""
+        self.finish()
+        if depth(params["Transformer"]) >= SCAN_FROM:
+            params = stack_blocks(params)
+        packed = pack({name: params[name] for name in self.like})
+        copies = [tree_map(np.array, packed) for _ in range(2)]  # donated: none may appear twice
+        where = NamedSharding(self.mesh, EVERYWHERE)
+        self.params, average = jax.device_put(copies, where)
+        self.state |= {"average": average} if self.keep else {}

@@ -8,17 +8,36 @@ from threadpoolctl import ThreadpoolController
 
 from . import optim
 from .datasets import DROPOUT, normalise
-from .in_numpy import smooth_labels, softmax_cross_entropy, vit
+from .in_numpy import OBJECTIVES, vit
 from .machine import cores
 from .params import pack, split_frozen, tree_map, unpack
 
 
-def loss_and_gradient(params, images, targets, **options):  # -> mean loss, gradient, logits
-    """Forward, then backward by hand."""
-    logits, back = vit(params, images, **options)
-    losses, back_loss = softmax_cross_entropy(logits, targets)
-    grads, _ = back(back_loss(np.full_like(losses, 1 / len(losses))))
-    return losses.mean(), grads, logits
+def loss_and_gradient(params, batch, objective="classes", **options):  # -> loss, gradient, accuracy
+    """Forward, then backward by hand; the accuracy is NaN where an objective has none."""
+    metrics = {"accuracy": np.nan}
+    batch = batch | {"images": normalise(batch["images"])}
+    loss, back = OBJECTIVES[objective](params, **batch, metrics=metrics, **options)
+    grads, _ = back(np.ones_like(loss))
+    return loss, grads, metrics["accuracy"]
+
+
+def divide(batch, parts):  # {name: [B, ...]} -> list of such dictionaries
+    """A batch in parts of almost equal length, none of them empty."""
+    size = len(batch["images"])
+    pieces = {name: np.array_split(array, min(parts, size)) for name, array in batch.items()}
+    return [dict(zip(pieces, arrays, strict=True)) for arrays in zip(*pieces.values(), strict=True)]
+
+
+def weighted_mean(results, batches):
+    """The mean over all images of what each batch gave: tuples of numbers and trees."""
+    total = sum(len(batch["images"]) for batch in batches)
+    weights = [len(batch["images"]) / total for batch in batches]
+
+    def mean(*values):
+        return sum(w * value for w, value in zip(weights, values, strict=True))
+
+    return tuple(tree_map(mean, *column) for column in zip(*results, strict=True))
 
 
 class NumPyEngine:
@@ -30,74 +49,87 @@ class NumPyEngine:
     """
 
     def __init__(
-        self, params, *, rate=0.0, smoothing=0.0, seed=0, freeze=False, keep=0.0, model=None, **rule
+        self,
+        params,
+        *,
+        objective="classes",
+        rate=0.0,
+        seed=0,
+        accumulate=1,
+        freeze=False,
+        keep=0.0,
+        model=None,
+        **rule,
     ):
-        """`freeze` trains the head alone; `keep` averages the weights; `model` are options of
-        `vit`; `rule`: see optim.update.
+        """`objective` is one of OBJECTIVES; `accumulate` divides each batch into so many parts, one
+        after the other; `freeze` trains the head alone; `keep` averages the weights; `model` are
+        options of `vit` and of the objective; `rule`: see optim.update.
         """
-        self.model = model or {}
+        self.objective, self.model, self.accumulate = objective, model or {}, accumulate
         self.frozen, trained = split_frozen(params, freeze)
         self.packed = pack(trained)
         self.trained = unpack(self.packed, trained)  # views, not copies
         self.state = optim.start(self.packed, rule.get("rule", "adamw"), average=bool(keep))
-        self.rate, self.smoothing, self.seed = rate, smoothing, seed
+        self.rate, self.seed = rate, seed
         self.keep, self.update = keep, partial(optim.update, **rule)
         self.threads = cores()
         self.pool = ThreadPoolExecutor(self.threads)
         self.blas = ThreadpoolController()
 
-    def share(self, images, labels, rng):  # -> mean loss, its gradient, right answers
-        """One thread's part of a step."""
-        classes = self.trained["head"]["bias"].size
-        targets = smooth_labels(labels, classes, self.smoothing)
-        with np.errstate(all="ignore"):  # `update` sees and skips what is not finite
-            loss, grads, logits = loss_and_gradient(
-                self.frozen | self.trained,
-                normalise(images),
-                targets,
-                rate=self.rate,
-                rng=rng,
-                **self.model,
-            )
-        return (
-            loss,
-            pack({name: grads[name] for name in self.trained}),
-            (logits.argmax(-1) == labels).sum(),
-        )
+    def share(self, batch, *key):  # -> mean loss, its gradient, accuracy
+        """One thread's part of a step, in `accumulate` pieces to bound its memory."""
+        rng = np.random.default_rng([self.seed, DROPOUT, *key])
+        options = {"objective": self.objective, "rate": self.rate, "rng": rng} | self.model
+        results, pieces = [], divide(batch, self.accumulate)
+        for piece in pieces:
+            with np.errstate(all="ignore"):  # `update` sees and skips what is not finite
+                loss, grads, right = loss_and_gradient(self.frozen | self.trained, piece, **options)
+            results.append((loss, pack({name: grads[name] for name in self.trained}), right))
+        return weighted_mean(results, pieces)
 
-    def step(self, step, images, labels, learning_rate):  # -> mean loss, accuracy
-        """Train on one batch; every thread's gradient counts by its number of images."""
-        threads = min(self.threads, len(images))
-        parts = np.array_split(images, threads), np.array_split(labels, threads)
-        jobs = [
-            (part, answers, np.random.default_rng([self.seed, DROPOUT, step, i]))
-            for i, (part, answers) in enumerate(zip(*parts, strict=True))
-        ]
+    def step(self, step, batch, learning_rate):  # -> mean loss, accuracy
+        """Train on one batch of arrays; every thread's gradient counts by its number of images."""
+        shares = divide(batch, self.threads)
         with self.blas.limit(limits=1, user_api="blas"):
-            results = list(self.pool.map(lambda job: self.share(*job), jobs))
-        weights = [len(part) / len(images) for part, _, _ in jobs]
-        grads = tree_map(
-            lambda *leaves: sum(w * leaf for w, leaf in zip(weights, leaves, strict=True)),
-            *(grads for _, grads, _ in results),
-        )
+            jobs = [self.pool.submit(self.share, s, step, i) for i, s in enumerate(shares)]
+            loss, grads, accuracy = weighted_mean([job.result() for job in jobs], shares)
         self.packed, self.state = self.update(
             self.packed, grads, self.state, learning_rate, keep=optim.warm_keep(step, self.keep)
         )
         self.trained = unpack(self.packed, self.trained)
-        loss = sum(w * loss for w, (loss, _, _) in zip(weights, results, strict=True))
-        return loss, sum(correct for _, _, correct in results) / len(images)
+        return loss, accuracy
+
+    def measure(self, batch):  # -> mean loss, accuracy
+        """The objective on a batch as it is, without dropout and without training on it."""
+        shares, params = divide(batch, self.threads), self.snapshot()
+
+        def objective(share):
+            metrics = {"accuracy": np.nan}
+            share = share | {"images": normalise(share["images"])}
+            function = OBJECTIVES[self.objective]
+            return function(params, **share, metrics=metrics, **self.model)[0], metrics["accuracy"]
+
+        with self.blas.limit(limits=1, user_api="blas"):
+            return weighted_mean(list(self.pool.map(objective, shares)), shares)
 
     def logits(self, images, batch_size=250):  # uint8 [B, ...] -> [B, classes]
         """Class scores of any number of images, the last partial batch included."""
         batches = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
+        options = {name: value for name, value in self.model.items() if name != "loss"}
         with self.blas.limit(limits=1, user_api="blas"):
             params = self.snapshot()
 
             def scores(batch):
-                return vit(params, normalise(batch), **self.model)[0]
+                return vit(params, normalise(batch), **options)[0]
 
             return np.concatenate(list(self.pool.map(scores, batches)))
 
     def snapshot(self):  # -> official tree of NumPy arrays
         """The parameters as they are saved and evaluated: averaged, if they are averaged."""
         return self.frozen | unpack(self.state.get("average", self.packed), self.trained)
+
+    def restore(self, params):
+        """Go back to what `snapshot` gave; the optimiser's moments stay."""
+        self.packed = pack({name: params[name] for name in self.trained})
+        self.trained = unpack(self.packed, self.trained)
+        self.state |= {"average": self.packed} if self.keep else {}

@@ -1,10 +1,11 @@
 """One function a figure: arrays in, a matplotlib Figure out. No window, no global state."""
 
+import numpy as np
 from matplotlib.figure import Figure
 
 
 def curves(rows):  # the rows of numbers that train.py collects -> Figure
-    """Training loss, accuracy and learning rate against the step, the test result as a dot."""
+    """Training loss, accuracy and learning rate against the step; validation, and the test."""
     figure = Figure(figsize=(10, 3), layout="constrained")
     for axes, name, label in zip(
         figure.subplots(1, 3),
@@ -14,11 +15,13 @@ def curves(rows):  # the rows of numbers that train.py collects -> Figure
     ):
         points = [row for row in rows if row.get(name) is not None]
         axes.plot([r["step"] for r in points], [r[name] for r in points], label="training")
-        test = [row for row in rows if row.get(f"test_{name}") is not None]
-        if test:
-            values = [row[f"test_{name}"] for row in test]
-            axes.plot([row["step"] for row in test], values, "o", label=f"test {values[-1]:.3f}")
-            axes.legend(frameon=False)
+        for part, marker in (("validation", ".-"), ("test", "o")):
+            held = [row for row in rows if row.get(f"{part}_{name}") is not None]
+            if held:
+                values = [row[f"{part}_{name}"] for row in held]
+                label = f"{part} {values[-1]:.3f}"
+                axes.plot([row["step"] for row in held], values, marker, label=label)
+                axes.legend(frameon=False)
         axes.set(xlabel="step", ylabel=label)
         axes.grid(alpha=0.3)
     return figure
@@ -61,4 +64,39 @@ def attention(images, maps, titles, columns=4):  # [B, height, width, C], [B, h,
             weights, cmap="inferno", alpha=0.65, extent=(-0.5, width - 0.5, height - 0.5, -0.5)
         )
         right.set_title(f"up to {weights.max():.0%} a patch", fontsize=8)
+    return figure
+
+
+def mosaic(views, titles=("input", "corrupted", "predicted", "target")):
+    # 4 x [B, height, width, C] -> Figure
+    """One image a row, the views of `masking.mosaic` side by side."""
+    count = len(views[0])
+    figure = Figure(figsize=(1.3 * len(views), 1.3 * count + 0.3), layout="constrained")
+    grid = figure.subplots(count, len(views), squeeze=False)
+    for column, (view, title) in enumerate(zip(views, titles, strict=True)):
+        for row, image in enumerate(view):
+            shown = image[..., 0] if image.shape[-1] == 1 else image
+            grid[row, column].imshow(shown, cmap="gray", vmin=0, vmax=255)
+            grid[row, column].axis("off")
+        grid[0, column].set_title(title, fontsize=9)
+    return figure
+
+
+def confusion(counts, classes):  # [true, predicted] -> Figure
+    """How often each class is taken for each other, in per cent of its images."""
+    share = 100 * counts / counts.sum(1, keepdims=True).clip(1)
+    side = max(4, 0.55 * len(classes) + 1.5)
+    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100)
+    ticks = range(len(classes))
+    axes.set_xticks(ticks, classes, rotation=90)
+    axes.set_yticks(ticks, classes)
+    axes.set(xlabel="predicted", ylabel="true")
+    if len(classes) <= 20:
+        for (i, j), value in np.ndenumerate(share):
+            if value >= 0.5:
+                color = "white" if value > 50 else "black"
+                axes.text(j, i, f"{value:.0f}", ha="center", va="center", color=color, fontsize=8)
+    figure.colorbar(image, label="% of the true class")
     return figure

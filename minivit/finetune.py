@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from . import checkpoint, datasets, evaluate, in_numpy
+from . import checkpoint, command, datasets, evaluate, in_numpy
 from .interpolation import METHODS, source_grid
 from .shapes import image_shape, pair, patch_grid
 
@@ -62,11 +62,13 @@ def adapt(params, *, image_size, classes, **options):  # -> parameters
     """Parameters for fine-tuning: a new head of zeros, and positions resized to the new images.
 
     `image_size` is a side or (height, width) in pixels; `old_grid` (rows, columns) of the position
-    table is needed where it is not square. `pre_logits` is dropped, as the paper does. Everything
-    else is the same array. Options: those of `at_size` and `resize_positions`.
+    table is needed where it is not square. `pre_logits` is dropped, as the paper does, and so is
+    what a masked objective alone needed. Everything else is the same array.
+    Options: those of `at_size` and `resize_positions`.
     """
     width = params["Transformer"]["encoder_norm"]["scale"].size
-    new = {name: value for name, value in params.items() if name != "pre_logits"}
+    dropped = ("pre_logits", "mask", "prediction")
+    new = {name: value for name, value in params.items() if name not in dropped}
     new["head"] = {
         "kernel": np.zeros((width, classes), "float32"),
         "bias": np.zeros(classes, "float32"),
@@ -118,22 +120,19 @@ def main(argv=None):  # -> exit status
     p.add_argument("--old-grid", type=image_shape, help="of the file's positions, if no square")
     p.add_argument("--dataset", default="fashion-mnist")
     args = p.parse_args(argv)
-    try:
-        with checkpoint.command_line_warnings():
-            params, description = checkpoint.inspect(args.checkpoint, head=False)
-            description["grid"] = args.old_grid or description["grid"]
-            dataset = datasets.load(args.dataset)
-            for size in args.image_size:
-                same = size == image_size(params, description["grid"])
-                for method in ["corners"] if same else [*METHODS, "random"]:
-                    accuracy = probe(params, description, size, dataset, method)
-                    print(
-                        f"{size[0]}x{size[1]}  {'as it is' if same else method:<14}{accuracy:.1%}"
-                    )
-        return 0
-    except (ValueError, OSError) as error:
-        print(f"minivit.finetune: error: {error}", file=sys.stderr)
-        return 2
+    return command.run("finetune", lambda: compare(args))
+
+
+def compare(args):
+    """The lines."""
+    params, description = checkpoint.inspect(args.checkpoint, head=False)
+    description["grid"] = args.old_grid or description["grid"]
+    dataset = datasets.load(args.dataset)
+    for size in args.image_size:
+        same = size == image_size(params, description["grid"])
+        for method in ["corners"] if same else [*METHODS, "random"]:
+            accuracy = probe(params, description, size, dataset, method)
+            print(f"{size[0]}x{size[1]}  {'as it is' if same else method:<14}{accuracy:.1%}")
 
 
 if __name__ == "__main__":

@@ -4,14 +4,20 @@ Decided here, with NumPy and from a seeded generator, so that both twins see the
 gradients are in `in_numpy/masked.py` and `in_jax/masked.py`.
 """
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
+from .shapes import pair, patch_grid
+
+GREY = 128  # what a masked patch looks like in a picture
+
 BITS = 3  # of each colour channel: 8 levels
 LEVELS = 2**BITS
-CELLS = 4  # side of the downsampled target
+# Side of the grid of cells whose colours are asked for; "pixels" asks for all pixels instead.
+OBJECTIVES = {"mean-color": 1, "downsampled": 4, "pixels": None}
 
 
 @dataclass(frozen=True)
@@ -69,19 +75,16 @@ def color_labels(images, patch, cells=1):  # [B, height, width, C] -> [B, N, cel
     Three bits a channel, the first channel highest. Integers throughout: a byte v alone gives
     v >> 5. `cells` 1 is the paper's target, 4 its downsampled variant.
     """
-    batch, height, width, channels = images.shape
-    pixels = to_bytes(images).reshape(batch, height // patch, patch, width // patch, patch, -1)
-    pixels = pixels.swapaxes(2, 3)  # [B, h, w, P, P, C]
-    edges = cell_edges(patch, cells)
+    rows, columns = pair(patch)
+    pixels = patches_of(to_bytes(images), patch)
     levels = [
-        pixels[..., top:bottom, left:right, :].sum((3, 4))
+        pixels[:, :, top:bottom, left:right].sum((2, 3))
         // ((bottom - top) * (right - left) * (256 // LEVELS))
-        for top, bottom in edges
-        for left, right in edges
+        for top, bottom in cell_edges(rows, cells)
+        for left, right in cell_edges(columns, cells)
     ]
-    digits = LEVELS ** np.arange(channels)[::-1]
-    labels = (np.stack(levels, axis=3) * digits).sum(-1)
-    return labels.reshape(batch, -1, cells * cells)
+    digits = LEVELS ** np.arange(images.shape[-1])[::-1]
+    return (np.stack(levels, axis=2) * digits).sum(-1)
 
 
 def label_colors(labels, channels):  # integers [...] -> uint8 [..., C]
@@ -89,3 +92,83 @@ def label_colors(labels, channels):  # integers [...] -> uint8 [..., C]
     digits = LEVELS ** np.arange(channels)[::-1]
     level = np.asarray(labels)[..., None] // digits % LEVELS
     return (level * (256 // LEVELS) + 128 // LEVELS).astype(np.uint8)
+
+
+def outputs(objective, patch, channels):  # -> how many numbers a patch is predicted by
+    """Scores of 8^C colours for each cell, or every pixel."""
+    if cells := OBJECTIVES[objective]:
+        cell_edges(min(patch), cells)
+        return cells * cells * LEVELS**channels
+    return math.prod(patch) * channels
+
+
+def add_prediction(params, objective, rng):  # -> parameters
+    """What `masked_vit` needs in place of a head: a mask embedding, and a layer of zeros.
+
+    Like the head, the layer starts at zero, so that all colours are equally likely.
+    """
+    *patch, channels, width = params["embedding"]["kernel"].shape
+    size = outputs(objective, patch, channels)
+    mask = 0.02 * np.random.default_rng(rng).standard_normal((1, 1, width))
+    body = {name: value for name, value in params.items() if name not in ("head", "pre_logits")}
+    zeros = {"kernel": np.zeros((width, size), "f4"), "bias": np.zeros(size, "f4")}
+    return body | {"mask": mask.astype("float32"), "prediction": zeros}
+
+
+def corrupt_batch(images, objective, patch, rng, **shares):
+    # uint8 [B, height, width, C] -> {name: [B, ...]}
+    """The arrays that a masked objective takes: the images, their corruption, and its labels."""
+    rows, columns = patch_grid(*images.shape[1:3], patch)
+    drawn = draw_corruption(rng, len(images), rows * columns, **shares)
+    batch = {"images": images, **vars(drawn)}
+    if cells := OBJECTIVES[objective]:
+        batch["labels"] = color_labels(images, patch, cells).astype(np.int32)
+    return batch
+
+
+def patches_of(images, patch):  # [B, height, width, C] -> [B, N, P, P, C]
+    """Patches as small pictures."""
+    rows, columns = pair(patch)
+    batch, height, width, channels = images.shape
+    h, w = patch_grid(height, width, patch)
+    cut = images.reshape(batch, h, rows, w, columns, channels).swapaxes(2, 3)
+    return cut.reshape(batch, h * w, rows, columns, channels)
+
+
+def joined(patches, height, width):  # [B, N, P, P, C] -> [B, height, width, C]
+    """The inverse of `patches_of`."""
+    batch, _, rows, columns, channels = patches.shape
+    grid = patches.reshape(batch, height // rows, width // columns, rows, columns, channels)
+    return grid.swapaxes(2, 3).reshape(batch, height, width, channels)
+
+
+def paint_cells(colors, patch):  # uint8 [B, N, T, C] -> uint8 [B, N, P, P, C]
+    """Patches of T cells of one colour each."""
+    rows, columns = pair(patch)
+    side = math.isqrt(colors.shape[2])
+    y, x = np.arange(rows) * side // rows, np.arange(columns) * side // columns
+    return colors[:, :, y[:, None] * side + x]
+
+
+def mosaic(batch, predictions, objective, patch):  # -> input, corrupted, predicted, target
+    """What the model is given, sees, says and should say, all uint8 [B, height, width, C].
+
+    A mask is grey. The answers are shown on corrupted patches, the image everywhere else; colours
+    are the middle of their label's box.
+    """
+    images = batch["images"]
+    height, width, channels = images.shape[1:]
+    patches = patches_of(images, patch)
+    seen = patches[np.arange(len(images))[:, None], batch["source"]]
+    seen = np.where(batch["masked"][:, :, None, None, None], np.uint8(GREY), seen)
+    if objective == "pixels":
+        said = np.rint((predictions.clip(-1, 1) + 1) * 127.5).astype(np.uint8)
+        said, asked = said.reshape(patches.shape), patches
+    else:
+        labels = predictions.reshape(*batch["labels"].shape, -1).argmax(-1)
+        said, asked = (
+            paint_cells(label_colors(which, channels), patch) for which in (labels, batch["labels"])
+        )
+    corrupted = batch["corrupted"][:, :, None, None, None]
+    views = (patches, seen, np.where(corrupted, said, patches), np.where(corrupted, asked, patches))
+    return tuple(joined(view, height, width) for view in views)

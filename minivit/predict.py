@@ -5,13 +5,12 @@ trained with; pixels are v / 127.5 - 1 unless `--pixels imagenet` says otherwise
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from . import checkpoint, dialects, finetune, images
+from . import checkpoint, command, dialects, finetune, images
 from .datasets import normalise
 from .in_numpy import softmax, vit
 from .shapes import image_shape
@@ -132,17 +131,7 @@ def predict(args):  # -> exit status
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
     args = parser().parse_args(argv)
-    try:
-        with checkpoint.command_line_warnings():
-            return predict(args)
-    except BrokenPipeError:  # `predict … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ValueError, OSError) as error:
-        print(f"minivit.predict: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    return command.run("predict", lambda: predict(args))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Train a Vision Transformer: `python -m minivit.train --tiny`.
 
 On two cores that takes about a minute and reaches 87 % on the 10,000 test images of Fashion-MNIST.
-`--backend numpy` does the same with the hand-written gradients. `--init FILE` fine-tunes.
+`--backend numpy` does the same with the hand-written gradients. `--init FILE` fine-tunes, and
+`--objective mean-color` learns from images without labels.
 """
 
-import argparse
 import csv
 import math
 import re
@@ -18,117 +18,35 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from . import checkpoint, datasets, evaluate, finetune, optim, variants
-from .checkpoint import command_line_warnings
-from .interpolation import METHODS
+from . import checkpoint, command, datasets, evaluate, finetune, masking, optim, options, variants
+from .batches import Batches, fit
+from .in_numpy import masked_vit
 from .params import count, initialise, tree_map
-from .shapes import image_shape
 
-METRICS = ("step", "images", "learning_rate", "loss", "accuracy", "test_loss", "test_accuracy")
-
-
-# What an option is when it is not given: from scratch, and with --init. Fine-tuning is the paper's
-# (Table 4), with the averaging of its best results (Table 2) and steps for a laptop.
-SCRATCH = {
-    "optimizer": "adamw",
-    "steps": 2500,
-    "learning_rate": 2e-3,
-    "decay": "linear",
-    "weight_decay": 0.05,
-    "average": 0.0,
-}
-FINETUNE = {
-    "optimizer": "sgd",
-    "steps": 500,
-    "learning_rate": 0.03,
-    "decay": "cosine",
-    "weight_decay": 0.0,
-    "average": 0.9999,
-}
-
-
-def parser():
-    """All arguments of the command line."""
-    p = argparse.ArgumentParser(
-        prog="python -m minivit.train",
-        description="Train a Vision Transformer, or fine-tune one, and report on the test images.",
-    )
-
-    def option(name, text, **keywords):
-        key = name.removeprefix("--").replace("-", "_")
-        if key in SCRATCH:
-            text += f" (default: {SCRATCH[key]}; with --init {FINETUNE[key]})"
-        elif keywords.get("default") is not None:
-            text += f" (default: {keywords['default']})"
-        p.add_argument(name, help=text, **keywords)
-
-    what = p.add_mutually_exclusive_group(required=True)
-    what.add_argument("--tiny", action="store_true", help="short for --model tiny")
-    what.add_argument("--model", help=f"one of {', '.join(variants.NAMES)}, or another patch size")
-    what.add_argument("--init", metavar="FILE", help="fine-tune the weights of a checkpoint")
-    option(
-        "--image-size",
-        "side or HEIGHTxWIDTH in pixels (default: 224, for tiny 28, for --init its own)",
-        type=image_shape,
-    )
-    option("--old-grid", "grid of --init's positions where it is not square: 4x8", type=image_shape)
-    option(
-        "--positions", "how --init's are resized", choices=(*METHODS, "random"), default="corners"
-    )
-    option("--freeze", "train the head alone", action="store_true")
-    option("--dataset", "data set", default="fashion-mnist")
-    option("--backend", "which twin runs", choices=("jax", "numpy"), default="jax")
-    option("--steps", "optimiser steps", type=int)
-    option("--batch-size", "images a step", type=int, default=64)
-    option("--optimizer", "rule", choices=tuple(optim.RULES))
-    option("--learning-rate", "its peak", type=float)
-    option("--decay", "how it falls after warm-up", choices=("cosine", "linear", "constant"))
-    option("--warmup-steps", "how long it rises (default: a tenth of the steps)", type=int)
-    option("--weight-decay", "of kernels, times the learning rate", type=float)
-    option("--average", "share that the averaged weights keep each step; 0 is off", type=float)
-    option("--clip", "global norm of the gradient; 0 is off", type=float, default=1.0)
-    option("--dropout", "share of activations to drop", type=float, default=0.0)
-    option("--label-smoothing", "share spread over all classes", type=float, default=0.0)
-    text = "of weights, order and dropout; dropout also depends on the number of cores"
-    option("--seed", text, type=int, default=0)
-    option("--log-every", "steps between rows of metrics.csv", type=int, default=50)
-    option("--output", "folder to write (default: a new one in runs/)", type=Path)
-    return p
-
-
-def check(args):
-    """Refuse what cannot work, before any work starts; fill in what was not given."""
-    for name, value in (FINETUNE if args.init else SCRATCH).items():
-        if getattr(args, name) is None:
-            setattr(args, name, value)
-    if args.warmup_steps is None:
-        args.warmup_steps = args.steps // 10
-    limits = dict.fromkeys(("steps", "batch_size", "log_every"), (1, math.inf))
-    limits |= dict.fromkeys(("learning_rate", "weight_decay", "clip", "seed"), (0, math.inf))
-    limits |= dict.fromkeys(("dropout", "label_smoothing", "average"), (0, 1))
-    for name, (least, below) in limits.items():
-        if not least <= getattr(args, name) < below:
-            option, bound = "--" + name.replace("_", "-"), f"at least {least} and below {below}"
-            raise ValueError(f"{option} is {getattr(args, name)}; it must be {bound}")
-    if not 0 <= args.warmup_steps <= args.steps:
-        raise ValueError(
-            f"--warmup-steps {args.warmup_steps} must lie between 0 and --steps {args.steps}"
-        )
-    args.model = "tiny" if args.tiny else args.model
-    if args.model:
-        if args.image_size is None:
-            args.image_size = (28, 28) if args.model.lower().startswith("tiny") else (224, 224)
-        variants.tokens(variants.parse(args.model), args.image_size)
+METRICS = ["step", "images", "learning_rate", "loss", "accuracy"]
+METRICS += ["validation_loss", "validation_accuracy", "test_loss", "test_accuracy"]
+SHOWN = 8  # images of a mosaic
 
 
 def start(args, dataset):  # -> name, parameters
-    """Fresh parameters, or those of a checkpoint made ready for fine-tuning."""
+    """Fresh parameters, or those of a checkpoint made ready; a masked objective gets its layer."""
     channels, classes = dataset.train_images.shape[-1], len(dataset.classes)
-    if not args.init:
-        options = {"image_size": args.image_size, "channels": channels, "classes": classes}
-        args.settings = {}
+    if args.init:
+        name, params = start_from_file(args, classes)
+    else:
+        name, args.settings = args.model, {}
         rng = np.random.default_rng([args.seed, datasets.WEIGHTS])
-        return args.model, initialise(variants.parse(args.model), rng, **options)
+        sizes = {"image_size": args.image_size, "channels": channels, "classes": classes}
+        params = initialise(variants.parse(args.model), rng, **sizes)
+    if args.objective != "classes":
+        rng = np.random.default_rng([args.seed, datasets.WEIGHTS, 1])
+        params = masking.add_prediction(params, args.objective, rng)
+        name = f"{name}-{args.objective}"
+    return name, params
+
+
+def start_from_file(args, classes):  # -> name, parameters
+    """The weights of --init, their head new, at the image size that was asked for."""
     params, description = checkpoint.inspect(args.init, head=False)
     grid = args.old_grid or description["grid"]
     if args.image_size is None:
@@ -164,9 +82,10 @@ def open_output(args, name):  # -> folder
 
 def make_engine(args, params):
     """The twin that was asked for."""
-    options = {"rate": args.dropout, "smoothing": args.label_smoothing, "seed": args.seed}
+    options = {"objective": args.objective, "rate": args.dropout, "seed": args.seed}
     options |= {"weight_decay": args.weight_decay, "clip": args.clip, "rule": args.optimizer}
-    options |= {"freeze": args.freeze, "keep": args.average, "model": args.settings}
+    options |= {"freeze": args.freeze, "keep": args.average, "accumulate": args.accumulate}
+    options["model"] = args.settings | ({"loss": "sigmoid"} if args.loss == "sigmoid" else {})
     if args.backend == "numpy":
         from .engine_numpy import NumPyEngine
 
@@ -197,154 +116,231 @@ class Interrupt:
             signal.signal(which, handler)
 
 
+class Run:
+    """One training run: what it trains, what it has seen, what it writes."""
+
+    def __init__(self, args, dataset, held_out, batches, folder, engine):
+        self.args, self.dataset, self.held_out = args, dataset, held_out
+        self.batches, self.folder, self.engine = batches, folder, engine
+        self.rows, self.pending = [], []
+        self.best, self.best_accuracy, self.since_best = None, -1.0, 0
+
+    def write(self, row):
+        """A row of metrics.csv."""
+        self.rows.append(row)
+        self.writer.writerow(row)
+
+    def train(self):  # -> steps done, why it ended early
+        """The loop: a batch, a step, now and then a row of metrics, a validation, a picture."""
+        args, total, interrupt = self.args, self.args.steps, Interrupt()
+        pause = 0.1 if sys.stderr.isatty() else 15  # a log file needs no moving bar
+        bar = partial(tqdm, unit="img", unit_scale=True, dynamic_ncols=True, mininterval=pause)
+        rate = partial(optim.schedule, base=args.learning_rate, total=total, decay=args.decay)
+        try:
+            with bar(total=total * args.batch_size) as bar:
+                for step in range(total):
+                    if interrupt.asked:
+                        return step, "interrupted"
+                    learning_rate = rate(step, warmup=args.warmup_steps)
+                    numbers = self.engine.step(step, self.batches(step), learning_rate)
+                    self.pending.append(numbers)
+                    if step == 0:
+                        float(numbers[0])  # wait for it
+                        bar.write(f"first step after {time.perf_counter() - args.start:.1f} s")
+                    bar.update(args.batch_size)
+                    if why := self.after(step + 1, learning_rate, bar):
+                        return step + 1, why
+            return total, None
+        finally:
+            interrupt.close()
+
+    def after(self, done, learning_rate, bar):  # -> why to stop
+        """What is due when so many steps are done."""
+        args, last = self.args, done == self.args.steps
+        if done % args.log_every == 0 or last:
+            losses, right = np.array(self.pending, np.float64).T
+            self.pending.clear()
+            if not np.isfinite(losses).any():
+                return "diverged"
+            row = {"step": done, "images": done * args.batch_size, "learning_rate": learning_rate}
+            row["loss"] = float(np.nanmean(losses))
+            if np.isfinite(right).any():
+                row["accuracy"] = float(np.nanmean(right))
+            self.write(row)
+            words = [f"{name} {row[name]:.3f}" for name in ("loss", "accuracy") if name in row]
+            bar.set_postfix_str(", ".join(words), refresh=False)
+        if args.objective != "classes" and (done % args.mosaic_every == 0 or last):
+            self.draw_mosaic(done)
+        if self.held_out and (done % args.evaluate_every == 0 or last):
+            return self.validate(done)
+        return None
+
+    def validate(self, done):  # -> why to stop
+        """A row about the held-out images; keep the best weights if patience is limited."""
+        images, labels = self.held_out
+        result = evaluate.summary(self.logits(images), labels)
+        row = {"step": done, "images": done * self.args.batch_size}
+        row |= {"validation_loss": result["loss"], "validation_accuracy": result["accuracy"]}
+        self.write(row)
+        self.since_best += 1
+        if result["accuracy"] > self.best_accuracy:
+            self.best_accuracy, self.since_best = result["accuracy"], 0
+            if self.args.patience:
+                self.best = done, tree_map(np.copy, self.engine.snapshot())
+        return "stopped" if 0 < self.args.patience <= self.since_best else None
+
+    def logits(self, images):  # uint8 [B, ...] -> [B, classes]
+        """Class scores of images of the data set's own size, in parts that fit into memory."""
+        args = self.args
+        size = max(args.batch_size, min(500, 50_000 // math.prod(args.image_size)))
+        parts = np.array_split(images, max(1, len(images) // 1000))
+        fitted = (fit(part, args.image_size, args.channels) for part in parts)
+        return np.concatenate([self.engine.logits(part, size) for part in fitted])
+
+    def draw_mosaic(self, done):
+        """What a masked model sees and says of some test images, always the same."""
+        from . import figures  # matplotlib, only when there is something to draw
+
+        args, params = self.args, self.engine.snapshot()
+        images = fit(self.dataset.test_images[:SHOWN], args.image_size, args.channels)
+        batch = self.batches.masked(images, 0, 0)
+        said, _ = masked_vit(
+            params, datasets.normalise(images), batch["masked"], batch["source"], **args.settings
+        )
+        views = masking.mosaic(batch, said, args.objective, self.batches.patch)
+        digits = len(str(args.steps))
+        path = self.folder / f"mosaic-{done:0{digits}}.png"
+        figures.mosaic(views).savefig(path, dpi=100)
+
+    def test_masked(self):  # -> loss, accuracy
+        """The masked objective on every test image, with a corruption of its own."""
+        images, args = self.dataset.test_images, self.args
+        size = max(2, min(500, 50_000 // math.prod(args.image_size)))
+        total = np.zeros(2)
+        for begin in range(0, len(images), size):
+            part = fit(images[begin : begin + size], args.image_size, args.channels)
+            numbers = self.engine.measure(self.batches.masked(part, 0, 1, begin))
+            total += len(part) * np.array(numbers, np.float64)
+        return (total / len(images)).tolist()
+
+    def test(self):  # -> result
+        """Loss and accuracy on every test image, and the pictures."""
+        from . import figures
+
+        if self.args.objective == "classes":
+            images, labels = self.dataset.test_images, self.dataset.test_labels
+            logits = self.logits(images)
+            result = evaluate.summary(logits, labels)
+            shown = images[:40], labels[:40], logits[:40].argmax(-1), self.dataset.classes
+            figures.examples(*shown).savefig(self.folder / "examples.png", dpi=100)
+        else:
+            result = dict(zip(("loss", "accuracy"), self.test_masked(), strict=True))
+        row = {"step": self.args.steps, "images": self.args.steps * self.args.batch_size}
+        row["test_loss"] = result["loss"]
+        if math.isfinite(result["accuracy"]):
+            row["test_accuracy"] = result["accuracy"]
+        self.write(row)
+        figures.curves(self.rows).savefig(self.folder / "curves.png", dpi=100)
+        return result
+
+    def save(self):  # -> path
+        """The checkpoint; a grid that is no square travels along."""
+        args = self.args
+        rows, columns = (n // p for n, p in zip(args.image_size, args.patch, strict=True))
+        settings = args.settings | ({} if rows == columns else {"grid": [rows, columns]})
+        path = self.folder / "checkpoint.npz"
+        return checkpoint.save(path, self.engine.snapshot(), settings=settings)
+
+    def __call__(self):  # -> exit status
+        """Train, save, test."""
+        with open(self.folder / "metrics.csv", "w", newline="", buffering=1) as file:
+            self.writer = csv.DictWriter(file, METRICS)
+            self.writer.writeheader()
+            begun = time.perf_counter()
+            steps, why = self.train()
+            seconds = {"training": time.perf_counter() - begun}
+            if self.best:
+                self.engine.restore(self.best[1])
+            path = self.save()
+            if why == "diverged":
+                print(DIVERGED, file=sys.stderr)
+            if why in ("diverged", "interrupted"):
+                print(f"{why} after {steps} of {self.args.steps} steps; the weights are in {path}")
+                return 130 if why == "interrupted" else 1
+            if self.best:
+                better = f"validation {self.best_accuracy:.2%}, the best of {steps} steps"
+                print(f"kept the weights after step {self.best[0]}: {better}")
+            result = self.test()
+        seconds["all"] = time.perf_counter() - self.args.start
+        print(self.report(result, seconds, steps))
+        print(f"{', '.join(sorted(p.name for p in self.folder.iterdir()))} are in {self.folder}")
+        return 0
+
+    def report(self, result, seconds, steps):  # -> text
+        """The table at the end."""
+        lines, images = [], len(self.dataset.test_images)
+        if "by_class" in result:
+            lines.append(f"{'class':<14}accuracy")
+            pairs = zip(self.dataset.classes, result["by_class"], strict=True)
+            lines += [f"{name:<14}{share:8.1%}" for name, share in pairs]
+            lines.append(f"{'all':<14}{result['accuracy']:8.2%} of {images} test images")
+        elif math.isfinite(result["accuracy"]):
+            what = f"of what is asked about {images} test images"
+            lines.append(f"{'right':<14}{result['accuracy']:8.2%} {what}")
+        speed = steps * self.args.batch_size / seconds["training"]
+        lines += [
+            f"{'loss':<14}{result['loss']:8.4f}",
+            f"{'training':<14}{seconds['training']:7.1f}s ({speed:.0f} images/s)",
+            f"{'whole command':<14}{seconds['all']:7.1f}s",
+        ]
+        if skipped := int(self.engine.state["skipped"]):
+            lines.append(f"{skipped} steps had a gradient that was not finite and changed nothing")
+        return "\n".join(lines)
+
+
 DIVERGED = (
     "minivit.train: error: the loss is no longer finite; "
     "lower --learning-rate, or raise --warmup-steps"
 )
 
 
-def engine_images(images, args):  # uint8 [B, ...] -> uint8 [B, height, width, C]
-    """Images as the model was made for: its size, and its number of channels."""
-    return datasets.resize(datasets.with_channels(images, args.channels), *args.image_size)
-
-
-def train(args, engine, dataset, writer):  # -> rows of metrics, steps done, why it ended early
-    """The loop: a batch, a step, now and then a row of metrics."""
-    size, total = args.batch_size, args.steps
-    images, labels = dataset.train_images, dataset.train_labels
-    rows, pending, interrupt = [], [], Interrupt()
-    try:
-        pause = 0.1 if sys.stderr.isatty() else 15  # a log file needs no moving bar
-        bar = partial(tqdm, unit="img", unit_scale=True, dynamic_ncols=True, mininterval=pause)
-        with bar(total=total * size) as bar:
-            for step in range(total):
-                if interrupt.asked:
-                    return rows, step, "interrupted"
-                chosen = datasets.batch_indices(len(images), size, args.seed, step)
-                batch = engine_images(images[chosen], args)
-                rate = optim.schedule(
-                    step,
-                    base=args.learning_rate,
-                    total=total,
-                    warmup=args.warmup_steps,
-                    decay=args.decay,
-                )
-                pending.append(engine.step(step, batch, labels[chosen], rate))
-                if step == 0:
-                    float(pending[0][0])  # wait for it
-                    bar.write(f"first step after {time.perf_counter() - args.start:.1f} s")
-                bar.update(size)
-                if len(pending) == args.log_every or step + 1 == total:
-                    numbers = np.array(pending, np.float64)
-                    if not np.isfinite(numbers[:, 0]).any():
-                        print(DIVERGED, file=sys.stderr)
-                        return rows, step + 1, "diverged"
-                    loss, accuracy = np.nanmean(numbers, axis=0).tolist()
-                    pending.clear()
-                    row = {"step": step + 1, "images": (step + 1) * size, "learning_rate": rate}
-                    rows.append(row | {"loss": loss, "accuracy": accuracy})
-                    writer.writerow(rows[-1])
-                    bar.set_postfix_str(f"loss {loss:.3f}, accuracy {accuracy:.1%}", refresh=False)
-        return rows, total, None
-    finally:
-        interrupt.close()
-
-
-def report(result, dataset, args, seconds, skipped):  # -> text
-    """The table at the end."""
-    lines = [f"{'class':<14}accuracy"]
-    pairs = zip(dataset.classes, result["by_class"], strict=True)
-    lines += [f"{name:<14}{share:8.1%}" for name, share in pairs]
-    speed = args.steps * args.batch_size / seconds["training"]
-    lines += [
-        f"{'all':<14}{result['accuracy']:8.2%} of {len(dataset.test_labels)} test images",
-        f"{'loss':<14}{result['loss']:8.4f}",
-        f"{'training':<14}{seconds['training']:7.1f}s ({speed:.0f} images/s)",
-        f"{'whole command':<14}{seconds['all']:7.1f}s",
-    ]
-    if skipped:
-        lines.append(f"{skipped} steps had a gradient that was not finite and changed nothing")
-    return "\n".join(lines)
-
-
-def finish(args, folder, engine, dataset, rows, writer):  # -> result
-    """Evaluate on every test image, and write the pictures."""
-    from . import figures  # matplotlib, only when there is something to draw
-
-    parts = np.array_split(dataset.test_images, max(1, len(dataset.test_images) // 1000))
-    size = max(args.batch_size, min(500, 50_000 // math.prod(args.image_size)))
-    logits = np.concatenate([engine.logits(engine_images(part, args), size) for part in parts])
-    result = evaluate.summary(logits, dataset.test_labels)
-    row = {"step": args.steps, "images": args.steps * args.batch_size}
-    rows.append(row | {"test_loss": result["loss"], "test_accuracy": result["accuracy"]})
-    writer.writerow(rows[-1])
-    figures.curves(rows).savefig(folder / "curves.png", dpi=100)
-    shown = dataset.test_images[:40], dataset.test_labels[:40], logits[:40].argmax(-1)
-    figures.examples(*shown, dataset.classes).savefig(folder / "examples.png", dpi=100)
-    return result
-
-
-def prepare(args):  # -> data set, output folder, engine
+def prepare(args):  # -> Run
     """All that can fail because of what a user asked for."""
-    check(args)
-    dataset = datasets.load(args.dataset)
-    if args.batch_size > len(dataset.train_images):
-        raise ValueError(
-            f"--batch-size {args.batch_size} exceeds {len(dataset.train_images)} training images"
-        )
+    options.check(args)
+    dataset, held_out = datasets.load(args.dataset), None
+    if args.validation:
+        dataset, *held_out = datasets.hold_out(dataset, args.validation, args.seed)
+    if args.per_class:
+        dataset = datasets.few(dataset, args.per_class, args.seed)
+    options.check_steps(args, len(dataset.train_images))
     name, params = start(args, dataset)
-    *args.patch, args.channels, _ = params["embedding"]["kernel"].shape
+    *patch, args.channels, _ = params["embedding"]["kernel"].shape
+    args.patch = tuple(patch)
     datasets.with_channels(dataset.train_images[:1], args.channels)
+    batches = Batches(
+        dataset.train_images,
+        dataset.train_labels,
+        len(dataset.classes),
+        batch_size=args.batch_size,
+        image_size=args.image_size,
+        patch=args.patch,
+        channels=args.channels,
+        seed=args.seed,
+        objective=args.objective,
+        smoothing=args.label_smoothing,
+        corrupt=args.corrupt,
+        augmentation=args.augmentation,
+    )
     folder = open_output(args, name)
     print(f"{name}: {count(params):,} parameters, on {args.backend}, into {folder}")
-    return dataset, folder, make_engine(args, params)
-
-
-def settings(args):
-    """What the checkpoint's names and shapes will not tell."""
-    rows, columns = (n // p for n, p in zip(args.image_size, args.patch, strict=True))
-    return args.settings | ({} if rows == columns else {"grid": [rows, columns]})
-
-
-def run(args, dataset, folder, engine):  # -> exit status
-    """Train, save, evaluate."""
-    with open(folder / "metrics.csv", "w", newline="", buffering=1) as file:
-        writer = csv.DictWriter(file, METRICS)
-        writer.writeheader()
-        begun = time.perf_counter()
-        rows, steps, why = train(args, engine, dataset, writer)
-        seconds = {"training": time.perf_counter() - begun}
-        path = checkpoint.save(
-            folder / "checkpoint.npz", engine.snapshot(), settings=settings(args)
-        )
-        if why:
-            print(f"{why} after {steps} of {args.steps} steps; the weights are in {path}")
-            return 130 if why == "interrupted" else 1
-        result = finish(args, folder, engine, dataset, rows, writer)
-    seconds["all"] = time.perf_counter() - args.start
-    print(report(result, dataset, args, seconds, int(engine.state["skipped"])))
-    print(f"checkpoint.npz, metrics.csv, curves.png and examples.png are in {folder}")
-    return 0
+    return Run(args, dataset, held_out, batches, folder, make_engine(args, params))
 
 
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
-    args = parser().parse_args(argv)
+    args = options.parser().parse_args(argv)
     args.start = time.perf_counter()
-    try:
-        with command_line_warnings():
-            try:
-                work = prepare(args)
-            except ValueError as error:  # later, it would be our own fault
-                print(f"minivit.train: error: {error}", file=sys.stderr)
-                return 2
-            return run(args, *work)
-    except OSError as error:
-        print(f"minivit.train: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("minivit.train: interrupted", file=sys.stderr)
-        return 130
+    return command.run("train", lambda: prepare(args)())
 
 
 if __name__ == "__main__":

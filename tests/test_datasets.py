@@ -2,8 +2,10 @@
 
 import gzip
 import hashlib
+import io
 import re
 import struct
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -187,3 +189,75 @@ def test_global_random_state_is_not_touched():
     np.testing.assert_array_equal(datasets.batch_indices(50, 8, 0, 3), first)
     np.random.seed(0)  # noqa: NPY002
     np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+
+
+def cifar_archive(folder, classes, monkeypatch):
+    """A small archive of the real layout, and its checksum in place of the official one."""
+    name, _, train, test, names = datasets.CIFAR[classes]
+    rng = np.random.default_rng(0)
+    extra = int(classes == 100)
+    with tarfile.open(folder / name, "w:gz") as archive:
+        members = {names: "\n".join(f"name{i}" for i in range(classes)).encode() + b"\n\n"}
+        for i, member in enumerate([*train, test]):
+            records = rng.integers(0, 256, (3, 3073 + extra), np.uint8)
+            records[:, extra] = [i, i + 1, classes - 1]
+            records[0, -3072:] = np.repeat([10, 20, 30], 1024)
+            members[member] = records.tobytes()
+        for member, content in members.items():
+            info = tarfile.TarInfo(member)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    found = hashlib.md5((folder / name).read_bytes()).hexdigest()
+    monkeypatch.setitem(datasets.CIFAR, classes, (name, found, train, test, names))
+    monkeypatch.setenv("MINIVIT_DATA", str(folder))
+    return folder / name
+
+
+@pytest.mark.parametrize(("classes", "files"), [(10, 5), (100, 1)])
+def test_cifar(classes, files, tmp_path, monkeypatch):
+    """Planes become channels, the fine label counts, the names are the archive's."""
+    cifar_archive(tmp_path, classes, monkeypatch)
+    dataset = datasets.load(f"cifar-{classes}")
+    assert dataset.train_images.shape == (3 * files, 32, 32, 3)
+    assert dataset.test_images.shape == (3, 32, 32, 3)
+    assert (dataset.train_images[0] == [10, 20, 30]).all()
+    assert dataset.train_labels[:3].tolist() == [0, 1, classes - 1]
+    assert dataset.test_labels.tolist() == [files, files + 1, classes - 1]
+    assert dataset.classes[-1] == f"name{classes - 1}"
+    assert len(dataset.classes) == classes
+
+
+def test_cifar_that_is_missing_or_changed(tmp_path, monkeypatch):
+    path = cifar_archive(tmp_path, 10, monkeypatch)
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(
+        ValueError, match=r"cifar-10-binary.tar.gz has MD5 .*, not .*; get it again"
+    ):
+        datasets.load("cifar-10")
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"cifar-10-binary.tar.gz is not in .* get it from"):
+        datasets.load("cifar-10")
+
+
+def test_official_checksums():
+    """As www.cs.toronto.edu/~kriz/cifar.html states them for the binary versions."""
+    assert datasets.CIFAR[10][1] == "c32a1d4ab5d03f1284b67883e8d87530"
+    assert datasets.CIFAR[100][1] == "03b5dce01913d631647c71ecec9e9cb8"
+
+
+def test_few_and_held_out():
+    """Disjoint, by the seed, each class as often as asked for."""
+    whole = datasets.load("shapes:count", train=300, test=10)
+    rest, images, labels = datasets.hold_out(whole, 0.2, 0)
+    assert (len(rest.train_images), len(images), len(labels)) == (240, 60, 60)
+    every = {image.tobytes() for image in np.concatenate([rest.train_images, images])}
+    assert len(every) == 300
+    other = datasets.hold_out(whole, 0.2, 1)[1]
+    assert (other != images).any()
+    few = datasets.few(rest, 7, 0)
+    assert np.bincount(few.train_labels).tolist() == 5 * [7]
+    assert {i.tobytes() for i in few.train_images} <= {i.tobytes() for i in rest.train_images}
+    assert few.test_images is whole.test_images
+    assert len(datasets.hold_out(whole, 0.001, 0)[1]) == 1
+    with pytest.raises(ValueError, match=r"share of 0.9999 leaves nothing of 300"):
+        datasets.hold_out(whole, 0.9999, 0)

@@ -6,19 +6,28 @@ import jax
 import numpy as np
 import pytest
 
-from minivit import optim, params, variants
+from minivit import masking, optim, params, variants
 from minivit.datasets import normalise
 from minivit.engine_jax import SCAN_FROM, JaxEngine, batch_mesh
 from minivit.engine_numpy import NumPyEngine, loss_and_gradient
 from minivit.in_numpy import smooth_labels, vit
-from minivit.params import flatten
+from minivit.params import flatten, tree_map
 
 VARIANT = variants.Variant("small", patch=4, width=16, mlp=32, heads=2, blocks=2)
 SCANNED = replace(VARIANT, blocks=SCAN_FROM)
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (24, 8, 12, 3), np.uint8)
 LABELS = RNG.integers(0, 7, 24)
-OPTIONS = {"weight_decay": 0.1, "clip": 1.0, "smoothing": 0.1}
+OPTIONS = {"weight_decay": 0.1, "clip": 1.0}
+
+
+def batch_of(count=24, smoothing=0.0):
+    """The first images, with targets."""
+    targets = smooth_labels(LABELS[:count], 7, smoothing)
+    return {"images": IMAGES[:count], "targets": targets}
+
+
+BATCH = batch_of()
 
 
 def model(variant=VARIANT):
@@ -36,16 +45,16 @@ def engines(p, batch_size=24, **options):
 def test_one_step_is_the_plain_one(variant):
     """Threads and devices divide the batch; the gradient is that of the whole batch."""
     p = model(variant)
-    targets = smooth_labels(LABELS, 7, 0.1)
-    loss, grads, logits = loss_and_gradient(p, normalise(IMAGES), targets)
+    batch = batch_of(smoothing=0.1)
+    loss, grads, expected_accuracy = loss_and_gradient(p, batch)
     # SGD moves by the gradient itself, whose norm is 1, rounded in float32 through all blocks;
     # Adam would enlarge the rounding of its smallest entries.
     options = {"rule": "sgd", "weight_decay": 0.1, "clip": 1.0}
     expected, _ = optim.update(p, grads, optim.start(p, "sgd"), 1.0, **options)
-    for engine in engines(p, smoothing=0.1, **options):
-        got_loss, accuracy = engine.step(0, IMAGES, LABELS, 1.0)
+    for engine in engines(p, **options):
+        got_loss, accuracy = engine.step(0, batch, 1.0)
         assert float(got_loss) == pytest.approx(float(loss), rel=1e-6)
-        assert float(accuracy) == pytest.approx((logits.argmax(-1) == LABELS).mean())
+        assert float(accuracy) == pytest.approx(expected_accuracy)
         for name, leaf in flatten(engine.snapshot()).items():
             np.testing.assert_allclose(
                 leaf, flatten(expected)[name], rtol=0, atol=4e-6, err_msg=name
@@ -57,10 +66,8 @@ def test_uneven_shares_count_by_their_images():
     p = model()
     with pytest.warns(UserWarning, match="batch of 23 divides over 1 of 2 devices"):
         both = engines(p, batch_size=23, **OPTIONS)
-    losses = [float(engine.step(0, IMAGES[:23], LABELS[:23], 1e-3)[0]) for engine in both]
-    logits, _ = vit(p, normalise(IMAGES[:23]))
-    whole, *_ = loss_and_gradient(p, normalise(IMAGES[:23]), smooth_labels(LABELS[:23], 7, 0.1))
-    assert len(logits) == 23
+    losses = [float(engine.step(0, batch_of(23), 1e-3)[0]) for engine in both]
+    whole, *_ = loss_and_gradient(p, batch_of(23))
     assert losses == pytest.approx(2 * [float(whole)], rel=1e-6)
 
 
@@ -71,22 +78,21 @@ def test_mesh_divides_the_batch():
         with pytest.warns(UserWarning, match="a multiple of 2"):
             assert batch_mesh(n).size == 1
     with pytest.raises(ValueError, match="3 images do not divide over 2 devices"):
-        JaxEngine(model(), batch_size=4).step(0, IMAGES[:3], LABELS[:3], 1e-3)
+        JaxEngine(model(), batch_size=4).step(0, batch_of(3), 1e-3)
 
 
 def test_every_step_has_its_own_masks():
     """ATT-11: the same weights and batch at another step, another dropout."""
     for make in (0, 1):
         losses = [
-            float(engines(model_once(), rate=0.5)[make].step(s, IMAGES, LABELS, 0.0)[0])
-            for s in (0, 1, 0)
+            float(engines(model_once(), rate=0.5)[make].step(s, BATCH, 0.0)[0]) for s in (0, 1, 0)
         ]
         assert losses[0] == losses[2] != losses[1]
 
 
 def test_training_goes_down_and_is_traced_once():
     engine = JaxEngine(model(), batch_size=24)
-    losses = [float(engine.step(s, IMAGES, LABELS, 3e-3)[0]) for s in range(40)]
+    losses = [float(engine.step(s, BATCH, 3e-3)[0]) for s in range(40)]
     assert losses[-1] < 0.5 * losses[0]
     assert engine.traces == 1
 
@@ -98,7 +104,7 @@ def test_same_seed_same_bits(rate):
     for seed in (1, 1, 2):
         for engine in engines(model_once(), seed=seed, rate=rate):
             for s in range(3):
-                engine.step(s, IMAGES, LABELS, 1e-3)
+                engine.step(s, BATCH, 1e-3)
             results.append(np.concatenate([v.ravel() for v in flatten(engine.snapshot()).values()]))
     for first, second, other in (results[0::2], results[1::2]):
         np.testing.assert_array_equal(first, second)
@@ -115,11 +121,10 @@ def test_options_of_the_model():
     """The erf form and another epsilon reach training and evaluation in both engines."""
     p, options = model_once(), {"gelu_form": "erf", "epsilon": 1e-2}
     logits, _ = vit(p, normalise(IMAGES), **options)
-    targets = smooth_labels(LABELS, 7)
-    loss, *_ = loss_and_gradient(p, normalise(IMAGES), targets, **options)
+    loss, *_ = loss_and_gradient(p, BATCH, **options)
     for engine in engines(p, model=options):
         np.testing.assert_allclose(engine.logits(IMAGES), logits, rtol=0, atol=1e-5)
-        assert float(engine.step(0, IMAGES, LABELS, 0.0)[0]) == pytest.approx(float(loss), rel=1e-5)
+        assert float(engine.step(0, BATCH, 0.0)[0]) == pytest.approx(float(loss), rel=1e-5)
 
 
 def test_logits_of_any_number_of_images():
@@ -146,14 +151,76 @@ def test_frozen_and_averaged(variant):
     """`freeze` moves the head alone, `keep` saves and evaluates the average; in both engines."""
     p = model(variant)
     for engine in engines(p, freeze=True, rule="sgd"):
-        engine.step(0, IMAGES, LABELS, 0.1)
+        engine.step(0, BATCH, 0.1)
         for name, leaf in flatten(engine.snapshot()).items():
             assert (leaf != flatten(p)[name]).any() == name.startswith("head"), name
     for plain, averaged in zip(engines(p), engines(p, keep=0.9), strict=True):
-        plain.step(0, IMAGES, LABELS, 1e-2)
-        averaged.step(0, IMAGES, LABELS, 1e-2)
+        plain.step(0, BATCH, 1e-2)
+        averaged.step(0, BATCH, 1e-2)
         expected = optim.polyak(p["head"], plain.snapshot()["head"], optim.warm_keep(0, 0.9))
         for name, leaf in expected.items():
             np.testing.assert_allclose(averaged.snapshot()["head"][name], leaf, atol=1e-6)
         logits, _ = vit(averaged.snapshot(), normalise(IMAGES))
         np.testing.assert_allclose(averaged.logits(IMAGES), logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", [VARIANT, SCANNED], ids=["loop", "scan"])
+def test_accumulation_is_the_whole_batch(variant):
+    """Three parts one after the other: the same gradient, loss and accuracy, up to rounding."""
+    p = model(variant)
+    for whole, parts in zip(
+        engines(p, rule="sgd"), engines(p, rule="sgd", accumulate=3), strict=True
+    ):
+        expected, got = whole.step(0, BATCH, 1.0), parts.step(0, BATCH, 1.0)
+        np.testing.assert_allclose(np.array(got, float), np.array(expected, float), rtol=1e-6)
+        for name, leaf in flatten(parts.snapshot()).items():
+            np.testing.assert_allclose(leaf, flatten(whole.snapshot())[name], rtol=0, atol=4e-6)
+    with pytest.raises(ValueError, match="24 images do not divide over 2 devices times 5 parts"):
+        JaxEngine(p, batch_size=24, accumulate=5).step(0, BATCH, 1.0)
+
+
+def test_accumulation_drops_by_part():
+    """Dropout's masks of the parts differ: two halves of the same images have two losses."""
+    twice = {name: np.concatenate([array[:8], array[:8]]) for name, array in BATCH.items()}
+    for engine in engines(model_once(), batch_size=16, rate=0.5, accumulate=2):
+        together = float(engine.step(0, twice, 0.0)[0])
+        again = float(engine.step(0, twice, 0.0)[0])
+        assert together == again
+    halves = [JaxEngine(model_once(), batch_size=8, rate=0.5), engine]
+    assert float(halves[0].step(0, {n: a[:8] for n, a in twice.items()}, 0.0)[0]) != together
+
+
+@pytest.mark.parametrize("objective", masking.OBJECTIVES)
+def test_masked_objectives(objective):
+    """Both engines train on the same corruption, and agree with the plain gradient."""
+    rng = np.random.default_rng(0)
+    p = masking.add_prediction(model(), objective, 0)
+    p["prediction"]["kernel"] += 0.1 * rng.standard_normal(p["prediction"]["kernel"].shape, "f4")
+    batch = masking.corrupt_batch(IMAGES, objective, (4, 4), rng)
+    loss, grads, accuracy = loss_and_gradient(p, batch, objective)
+    expected, _ = optim.update(p, grads, optim.start(p, "sgd"), 1.0, rule="sgd", clip=1.0)
+    for engine in engines(p, objective=objective, rule="sgd", clip=1.0):
+        before = engine.measure(batch)
+        got = engine.step(0, batch, 1.0)
+        np.testing.assert_allclose(np.array(before, float), [loss, accuracy], rtol=1e-5)
+        np.testing.assert_allclose(np.array(got, float), [loss, accuracy], rtol=1e-5)
+        for name, leaf in flatten(engine.snapshot()).items():
+            np.testing.assert_allclose(leaf, flatten(expected)[name], rtol=0, atol=4e-6)
+    assert np.isnan(accuracy) == (objective == "pixels")
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.9])
+@pytest.mark.parametrize("variant", [VARIANT, SCANNED], ids=["loop", "scan"])
+def test_restore(variant, keep):
+    """Back to the bit, for evaluation, saving and further steps."""
+    for engine in engines(model(variant), keep=keep):
+        engine.step(0, BATCH, 1e-2)
+        best, scores = tree_map(np.copy, engine.snapshot()), engine.logits(IMAGES)
+        for s in range(1, 3):
+            engine.step(s, BATCH, 1e-2)
+        assert (engine.logits(IMAGES) != scores).any()
+        engine.restore(best)
+        for name, leaf in flatten(engine.snapshot()).items():
+            np.testing.assert_array_equal(leaf, flatten(best)[name])
+        np.testing.assert_array_equal(engine.logits(IMAGES), scores)
+        engine.step(3, BATCH, 1e-2)

@@ -1,9 +1,13 @@
-"""Metrics (cases LOS-03, LOS-05)."""
+"""Metrics (cases LOS-03, LOS-05) and few-shot evaluation (FEW-01 to FEW-05)."""
 
+import jax
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 
-from minivit import evaluate
+from minivit import checkpoint, datasets, evaluate, in_jax, in_numpy, masking, params, variants
 
 
 def test_every_example_counts_once():
@@ -51,3 +55,142 @@ def test_ridge_with_fewer_examples_than_features():
     repeated = np.concatenate([x, x])  # six examples: solved by features
     primal, _ = evaluate.ridge(repeated, [1, 0, 1, 1, 0, 1], 2, 1.0)
     np.testing.assert_allclose(primal, weights, atol=1e-10)
+
+
+@given(st.integers(2, 30), st.integers(1, 12), st.integers(0, 99), st.sampled_from([None, 100.0]))
+def test_ridge_is_the_minimum(examples, width, seed, constant):
+    """The gradient of what it minimises is zero, for every penalty at once."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.standard_normal((examples, width)) + 3, rng.standard_normal((examples, 2))
+    penalties = np.array([0.01, 1.0, 100.0])
+    weights, bias = in_numpy.ridge(x, y, penalties, constant)
+    for w, b, l2 in zip(weights, bias, penalties, strict=True):
+        error = x @ w + b - y
+        np.testing.assert_allclose(x.T @ error + l2 * w, 0, atol=1e-8)
+        penalty = 0 if constant is None else l2 * b / constant**2
+        np.testing.assert_allclose(error.sum(0) + penalty, 0, atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(24, 6), (9, 14)], ids=["primal", "dual"])
+@pytest.mark.parametrize("constant", [None, 100.0])
+def test_ridge_twins(shape, constant):
+    """float64 alike to rounding; float32 to what its normal equations lose."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal(shape), rng.standard_normal((shape[0], 3))
+    penalties = [0.5, 16.0]
+    ours = in_numpy.ridge(x, y, penalties, constant)
+    single = in_jax.ridge(x.astype("f4"), y.astype("f4"), penalties, constant)
+    with jax.enable_x64(True):
+        theirs = in_jax.ridge(x, y, penalties, constant)
+    for a, b, c in zip(ours, theirs, single, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
+        assert c.dtype == "float32"
+        # With a constant of 100 the largest eigenvalue is 1e4 times the others.
+        np.testing.assert_allclose(a, c, rtol=0, atol=1e-5 if constant is None else 2e-2)
+
+
+@pytest.mark.parametrize("case", ["tall", "wide"])
+def test_big_vision_few_shot(case, peers):
+    """Whitening with the shots' own statistics, the bias a penalised feature of 100."""
+    arrays = peers("fewshot")
+    part = {n.split("/")[-1]: a for n, a in arrays.items() if n.startswith(f"in/{case}/")}
+    train, test = evaluate.whiten(part["train_x"].astype("f8"), part["test_x"].astype("f8"))
+    classes = part["train_y"].max() + 1
+    targets = evaluate.signs(part["train_y"], classes)
+    for l2 in (0.5, 16, 1024):
+        weights, bias = in_numpy.ridge(train, targets, [l2], evaluate.CONSTANT)
+        expected = {n.split("/")[-1]: a for n, a in arrays.items() if f"64/{case}/l2_{l2}/" in n}
+        np.testing.assert_allclose(weights[0], expected["weights"][:-1], atol=1e-9)
+        np.testing.assert_allclose(bias[0], 100 * expected["weights"][-1], atol=1e-9)
+        scores = test @ weights[0] + bias[0]
+        np.testing.assert_allclose(scores, expected["test_scores"], atol=1e-9)
+        np.testing.assert_array_equal(scores.argmax(-1), expected["test_pred"])
+        official = arrays[f"out/{case}/l2_{l2}/bigvision_weights"]
+        tolerance = {0.5: 1e-3, 16: 3e-4, 1024: 1e-6}[l2]  # theirs is float32
+        np.testing.assert_allclose(weights[0], official[:-1], atol=tolerance)
+
+
+def test_shots():
+    """FEW-05: never fewer, never twice, always the same."""
+    labels = np.repeat([0, 1, 2], [2, 5, 7])
+    with pytest.raises(ValueError, match="class 0 has 2 training images, 5 a class are asked for"):
+        datasets.draw_shots(labels, 3, 5, seed=0)
+    with pytest.raises(ValueError, match="class 3 has 0 training images"):
+        datasets.draw_shots(labels, 4, 2, seed=0)
+    chosen = datasets.draw_shots(labels, 3, 2, seed=1)
+    assert labels[chosen].tolist() == [0, 0, 1, 1, 2, 2]
+    assert len(set(chosen)) == 6
+    np.testing.assert_array_equal(chosen, datasets.draw_shots(labels, 3, 2, seed=1))
+    assert any((datasets.draw_shots(labels, 3, 2, seed=s) != chosen).any() for s in range(2, 6))
+
+
+def test_confusion():
+    counts = evaluate.confusion([0, 1, 1, 2], np.array([0, 0, 1, 2]), 3)
+    assert counts.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 1]]
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    """A classifier whose head is right about brightness, and a masked model; little data."""
+    rng = np.random.default_rng(0)
+    labels = np.tile([0, 1], 60).astype(np.int32)
+    images = rng.integers(0, 100, (120, 8, 8, 1)) + 120 * labels[:, None, None, None]
+    few = datasets.Dataset(
+        "day",
+        ("night", "day"),
+        images[:80].astype("u1"),
+        labels[:80],
+        images[80:].astype("u1"),
+        labels[80:],
+    )
+    monkeypatch.setattr(datasets, "load", lambda name: few)
+    variant = variants.Variant("x", 4, 16, 24, 2, 1)
+    p = params.initialise(variant, 0, image_size=8, channels=1, classes=2)
+    p["head"]["kernel"] = rng.standard_normal((16, 2)).astype("float32")
+    masked = masking.add_prediction(p, "mean-color", 0)
+    return [str(checkpoint.save(tmp_path / f"{n}.npz", t)) for n, t in (("a", p), ("b", masked))]
+
+
+@pytest.mark.parametrize("backend", ["jax", "numpy"])
+def test_command(files, backend, tmp_path, capsys):
+    """Accuracy and a picture; top-5 is left out of two classes."""
+    assert evaluate.main(["--checkpoint", files[0], "--backend", backend]) == 0
+    shown = capsys.readouterr().out
+    assert "of 40 test images of day" in shown
+    assert "top-5" not in shown
+    with Image.open(tmp_path / "a.confusion.png") as picture:
+        assert picture.size[0] > 200
+
+
+@pytest.mark.parametrize("backend", ["jax", "numpy"])
+@pytest.mark.parametrize("extra", [[], ["--ridge", "big_vision", "--features", "mean"]])
+def test_few_shot_command(files, backend, extra, capsys):
+    """Both rows of the table, for a masked model too; raw pixels tell day from night."""
+    command = ["--checkpoint", files[1], "--few-shot", "1", "5", "--draws", "2"]
+    assert evaluate.main([*command, "--backend", backend, *extra]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["images", "a", "class", "1", "5"]
+    pixels = next(line for line in lines if line.startswith("raw pixels"))
+    assert float(pixels.split()[-3]) > 95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--few-shot", "0"], "--few-shot 0, --draws 5: at least 1 each"),
+        (["--few-shot", "70"], "training images, 70 a class are asked for; ask for fewer"),
+        ([], "knows no classes, day has 2; ask what its features are worth with --few-shot"),
+        (["--image-size", "9", "--few-shot", "1"], "image 9x9 is not divisible by patch 4x4"),
+    ],
+)
+def test_wrong_values(files, arguments, message, capsys):
+    assert evaluate.main(["--checkpoint", files[1], *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_an_output_without_a_folder(files, capsys):
+    """Known before the model runs."""
+    assert evaluate.main(["--checkpoint", files[0], "--output", "absent/x.png"]) == 2
+    assert "there is no folder absent" in capsys.readouterr().err

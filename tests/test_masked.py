@@ -186,3 +186,44 @@ def test_mask_has_the_width_of_embeddings(twin, width, share):
         grads = jax.grad(loss)(tree_map(jax.numpy.asarray, p))
     assert np.asarray(grads["mask"]).any() == bool(share)
     assert all(np.isfinite(leaf).all() for leaf in flatten(grads).values())
+
+
+@pytest.mark.parametrize("objective", masking.OBJECTIVES)
+def test_mosaic(objective):
+    """Perfect answers: predicted equals target; whatever is not corrupted is the image's own."""
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (3, 8, 16, 3), np.uint8)
+    batch = masking.corrupt_batch(images, objective, (4, 8), rng, share=0.5)
+    if objective == "pixels":
+        predictions = masking.patches_of(normalise(images), (4, 8)).reshape(3, 4, -1)
+    else:
+        predictions = np.eye(512)[batch["labels"]].reshape(3, 4, -1)
+    views = masking.mosaic(batch, predictions, objective, (4, 8))
+    inputs, seen, said, asked = (masking.patches_of(view, (4, 8)) for view in views)
+    np.testing.assert_array_equal(views[0], images)
+    np.testing.assert_array_equal(said, asked)
+    np.testing.assert_array_equal(asked[~batch["corrupted"]], inputs[~batch["corrupted"]])
+    assert (seen[batch["masked"]] == masking.GREY).all()
+    shown = seen[~batch["masked"]]
+    origin = inputs[np.arange(3)[:, None], batch["source"]][~batch["masked"]]
+    np.testing.assert_array_equal(shown, origin)
+    if objective == "pixels":
+        np.testing.assert_array_equal(asked, inputs)
+    else:
+        assert (asked != inputs).any()
+
+
+def test_cells_of_a_patch_are_painted_where_they_are():
+    """An image of flat cells is its own picture, up to the middle of each colour's box."""
+    colors = masking.label_colors(np.random.default_rng(0).integers(0, 512, (1, 2, 16)), 3)
+    image = masking.joined(masking.paint_cells(colors, 8), 8, 16)
+    labels = masking.color_labels(image, 8, cells=4)
+    np.testing.assert_array_equal(masking.label_colors(labels, 3), colors)
+
+
+def test_wrong_patch_for_cells():
+    with pytest.raises(ValueError, match="2 pixels cannot be shrunk to 4 cells"):
+        masking.outputs("downsampled", (2, 8), 3)
+    assert masking.outputs("downsampled", (4, 8), 3) == 16 * 512
+    assert masking.outputs("mean-color", (2, 8), 1) == 8
+    assert masking.outputs("pixels", (2, 8), 3) == 48

@@ -43,6 +43,11 @@ BELOW_THE_TWINS = (
     "images",
     "machine",
     "masking",
+    "augmentation",
+    "command",
+    "options",
+    "recipes",
+    "synthetic",
 )
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minivit import checkpoint, datasets, train
+from minivit import checkpoint, datasets, options, recipes, train
+from minivit.in_numpy import vit
 from minivit.params import flatten
 
 SHORT = ["--tiny", "--steps", "4", "--batch-size", "8", "--log-every", "2"]
@@ -150,6 +151,23 @@ def test_default_folders_do_not_overwrite(tmp_path, monkeypatch):
         (["--tiny", "--learning-rate", "inf"], "--learning-rate is inf"),
         (["--tiny", "--image-size", "30"], "image 30x30 is not divisible by patch 7x7"),
         (["--init", "absent.npz"], "absent.npz"),
+        (["--tiny", "--recipe", "best"], "unknown recipe 'best'; choose one of laptop"),
+        (["--tiny", "--recipe", "jft"], "recipe jft is for B/*"),
+        (["--tiny", "--recipe", "imagenet", "--image-size", "28"], "--warmup-steps 10000 must"),
+        (["--tiny", "--steps", "3", "--epochs", "1"], "give one of them"),
+        (["--tiny", "--epochs", "0"], "--epochs is 0"),
+        (["--tiny", "--accumulate", "3"], "--accumulate 3 does not divide 64 images"),
+        (["--tiny", "--patience", "2"], "--patience 2 needs --validation"),
+        (["--tiny", "--validation", "1"], "--validation is 1"),
+        (["--tiny", "--crop-area", "0"], "--crop-area is 0.0; it must be above 0 and at most 1"),
+        (["--tiny", "--per-class", "9999"], "class 0 has 6000 training images, 9999 a class"),
+        (["--tiny", "--per-class", "2"], "--batch-size 64 exceeds 20 training images"),
+        (["--tiny", "--objective", "pixels", "--mixup", "0.2"], "--mixup needs classes"),
+        (["--tiny", "--objective", "pixels", "--per-class", "5"], "--per-class is about labels"),
+        (["--tiny", "--objective", "pixels", "--validation", "0.1"], "--validation needs classes"),
+        (["--model", "tiny/2", "--objective", "downsampled"], "2 pixels cannot be shrunk to 4"),
+        (["--tiny", "--dataset", "shapes:taste"], "unknown labels 'taste'"),
+        (["--tiny", "--dataset", "fashion-mnist:color"], "unknown data set 'fashion-mnist:color'"),
     ],
 )
 def test_wrong_values(arguments, message, tmp_path, capsys):
@@ -191,11 +209,36 @@ def test_a_result_is_not_overwritten(name, tmp_path, capsys):
 def test_help_names_the_defaults(capsys):
     with pytest.raises(SystemExit):
         train.main(["--help"])
-    text = capsys.readouterr().out
-    for name, value in train.SCRATCH.items():
-        shown = " ".join(text.split())
-        assert f"(default: {value}; with --init {train.FINETUNE[name]})" in shown
-    assert "None" not in text
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "(default: 2500; with --init 500; masked 3000)" in shown
+    assert "(default: adamw; with --init sgd)" in shown
+    assert "(default: off)" in shown
+    assert "None" not in shown
+
+
+def checked(*arguments):
+    args = options.parser().parse_args(arguments)
+    options.check(args)
+    return args
+
+
+def test_recipes_fill_in_what_is_not_given():
+    """Given beats the recipe; the recipe's epochs give way to --steps; the row is the model's."""
+    args = checked("--model", "L/16", "--recipe", "jft", "--weight-decay", "0.2")
+    assert (args.learning_rate, args.weight_decay, args.epochs) == (4e-4, 0.2, 14)
+    assert args.image_size == (224, 224)
+    assert args.augmentation.flip
+    args = checked("--model", "B/16", "--recipe", "jft", "--no-flip", "--steps", "20000")
+    assert (args.steps, args.epochs, args.augmentation.flip) == (20_000, None, False)
+    args = checked("--tiny", "--objective", "pixels", "--recipe", "laptop")
+    assert (args.objective, args.steps) == ("pixels", 2500)
+    args = checked("--tiny", "--epochs", "2")
+    options.check_steps(args, 60_000)
+    assert (args.steps, args.warmup_steps) == (1875, 187)
+    for recipe in recipes.RECIPES:
+        model = {"B/*": "B/16", "*": "B/16", "L/*": "L/16"}.get(recipe.models, recipe.models)
+        if not model.startswith("R"):
+            assert checked("--model", model, "--recipe", recipe.name).clip == recipe.clip
 
 
 @pytest.mark.parametrize(
@@ -209,7 +252,9 @@ def test_interruption(backend, which, tmp_path):
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = tmp_path / "x" / "metrics.csv"
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size > 100):
+    while time.monotonic() < deadline and not (
+        metrics.exists() and len(metrics.read_bytes().splitlines()) > 1
+    ):
         time.sleep(0.1)
     process.send_signal(which)
     out, err = process.communicate(timeout=60)
@@ -217,3 +262,103 @@ def test_interruption(backend, which, tmp_path):
     assert "interrupted after" in out
     assert "Traceback" not in err
     assert checkpoint.load(tmp_path / "x" / "checkpoint.npz")["head"]["kernel"].any()
+
+
+@pytest.mark.usefixtures("small_data")
+@pytest.mark.parametrize(
+    ("backend", "objective"),
+    [("jax", "mean-color"), ("jax", "pixels"), ("numpy", "downsampled"), ("numpy", "pixels")],
+)
+def test_masked_pretraining(backend, objective, tmp_path, capsys):
+    """Pictures on the way, a whole checkpoint, and from there a supervised run."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    common = [*SHORT[1:], "--backend", backend]
+    options = ["--tiny", "--objective", objective, "--mosaic-every", "2"]
+    assert train.main([*options, *common, "--output", str(first)]) == 0
+    names = {p.name for p in first.iterdir()}
+    assert names == {"checkpoint.npz", "curves.png", "metrics.csv", "mosaic-2.png", "mosaic-4.png"}
+    rows = read_metrics(first)
+    assert float(rows[-1]["test_loss"]) > 0
+    assert bool(rows[-1]["test_accuracy"]) == (objective != "pixels")
+    if objective == "mean-color":
+        assert float(rows[0]["loss"]) == pytest.approx(np.log(8), rel=0.2)
+    p = flatten(checkpoint.load(first / "checkpoint.npz"))
+    assert p["mask"].shape == (1, 1, 64)
+    assert "predictions     " in show(first / "checkpoint.npz", capsys)
+    options = ["--init", str(first / "checkpoint.npz"), "--freeze", "--per-class", "5"]
+    options += [*SHORT[1:], "--backend", "numpy"]
+    assert train.main([*options, "--output", str(second)]) == 0
+    q = flatten(checkpoint.load(second / "checkpoint.npz"))
+    assert "mask" not in q
+    for name in q:
+        assert name.startswith("head") or (p[name] == q[name]).all(), name
+
+
+def show(path, capsys):
+    capsys.readouterr()
+    assert checkpoint.main(["show", str(path)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("small_data")
+def test_the_twins_learn_masked_patches_alike(tmp_path):
+    losses = []
+    for backend in ("jax", "numpy"):
+        options = ["--objective", "mean-color", "--backend", backend]
+        assert train.main([*SHORT, *options, "--output", str(tmp_path / backend)]) == 0
+        rows = read_metrics(tmp_path / backend)
+        losses.append([float(row["loss"] or row["test_loss"]) for row in rows])
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("small_data")
+@pytest.mark.parametrize("backend", ["jax", "numpy"])
+def test_the_best_weights_are_kept(backend, tmp_path, capsys):
+    """A rate that soon ruins the model: stopped by patience, back to the best validation."""
+    options = ["--validation", "0.3", "--evaluate-every", "5", "--patience", "2"]
+    options += ["--steps", "300", "--learning-rate", "0.02", "--decay", "constant"]
+    options += ["--batch-size", "32", "--log-every", "5", "--warmup-steps", "0", "--clip", "0"]
+    command = ["--tiny", "--backend", backend, *options, "--output", str(tmp_path / "x")]
+    assert train.main(command) == 0
+    rows = [row for row in read_metrics(tmp_path / "x") if row["validation_accuracy"]]
+    accuracies = [float(row["validation_accuracy"]) for row in rows]
+    assert int(rows[-1]["step"]) < 300
+    best = int(np.argmax(accuracies))
+    assert best == len(accuracies) - 3
+    text = capsys.readouterr().out
+    assert f"kept the weights after step {rows[best]['step']}: validation" in text
+    # Its own validation again, from the saved file: 90 of the 300 images.
+    dataset = datasets.load("fashion-mnist")
+    _, images, labels = datasets.hold_out(dataset, 0.3, 0)
+    logits, _ = vit(checkpoint.load(tmp_path / "x" / "checkpoint.npz"), datasets.normalise(images))
+    assert (logits.argmax(-1) == labels).mean() == pytest.approx(accuracies[best], abs=0.012)
+
+
+@pytest.mark.usefixtures("small_data")
+def test_accumulation_and_augmentation_on_the_command_line(tmp_path):
+    """Two parts a batch: the same run; all augmentations at once: it runs and repeats."""
+    base = [*SHORT, "--backend", "numpy"]
+    runs = {"a": [], "b": ["--accumulate", "2"]}
+    how = ["--flip", "--crop-area", "0.5", "--shift", "2", "--mixup", "0.2"]
+    runs |= {"c": how, "d": how, "e": ["--loss", "sigmoid"]}
+    losses = {}
+    for name, extra in runs.items():
+        assert train.main([*base, *extra, "--output", str(tmp_path / name)]) == 0
+        losses[name] = [float(r["loss"] or r["test_loss"]) for r in read_metrics(tmp_path / name)]
+    np.testing.assert_allclose(losses["b"], losses["a"], rtol=1e-4)
+    assert losses["c"] == losses["d"] != losses["a"]
+    assert losses["e"][0] == pytest.approx(10 * np.log(2), rel=0.2)
+
+
+def test_shapes_in_color(tmp_path, monkeypatch):
+    """The drawn set on the command line, here few of it; 8^3 colours to predict."""
+    whole = datasets.load
+    monkeypatch.setattr(datasets, "load", lambda name: whole(name, train=60, test=20))
+    options = ["--model", "tiny/8", "--image-size", "32", "--dataset", "shapes:color"]
+    assert train.main([*options, *SHORT[1:], "--output", str(tmp_path / "a")]) == 0
+    p = checkpoint.load(tmp_path / "a" / "checkpoint.npz")
+    assert p["embedding"]["kernel"].shape == (8, 8, 3, 64)
+    assert p["head"]["bias"].shape == (8,)
+    options += ["--objective", "mean-color", "--output", str(tmp_path / "b")]
+    assert train.main([*options, *SHORT[1:]]) == 0
+    assert checkpoint.load(tmp_path / "b" / "checkpoint.npz")["prediction"]["bias"].size == 512

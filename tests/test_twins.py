@@ -30,6 +30,7 @@ def cases():
     block = p["Transformer"]["encoderblock_0"]
     x, images = draw((3, 7, 12)), draw((3, 8, 12, 2))
     targets = in_numpy.smooth_labels([0, 4, 2], 5, 0.1, "float64")
+    soft = rng.dirichlet(np.ones(5), 3)
     map_head = {"probe": draw((1, 1, 12)), "LayerNorm_0": block["LayerNorm_0"]}
     map_head["MultiHeadDotProductAttention_0"] = block["MultiHeadDotProductAttention_1"]
     map_head["MlpBlock_0"] = block["MlpBlock_3"]
@@ -40,6 +41,8 @@ def cases():
     labels = rng.integers(0, 4, (3, 6, 2))
     maskable = {name: value for name, value in p.items() if name not in ("head", "pre_logits")}
     maskable |= {"mask": draw((1, 1, 12)), "prediction": block["MlpBlock_3"]["Dense_0"]}
+    colors = maskable | {"prediction": {"kernel": draw((12, 8)), "bias": draw(8)}}
+    pixels = maskable | {"prediction": {"kernel": draw((12, 32)), "bias": draw(32)}}
     registers = p | {"cls": draw((1, 3, 12)), "Transformer": dict(p["Transformer"])}
     del registers["Transformer"]["posembed_input"]
     return [
@@ -80,6 +83,11 @@ def cases():
         ("vit", (model(rng, positions=False, classes=None), images), {}),
         ("vit", (model(rng, class_token=False) | {"MAPHead_0": map_head}, images), {}),
         ("vit", (registers, images), {}),
+        ("vit", (p, images), {"mean": True}),
+        ("classification", (p, images, targets), {}),
+        ("classification", (p, images, soft), {"loss": "sigmoid", "rate": 0.4}),
+        ("masked_colors", (colors, images, labels, chosen.corrupted, *fates), {}),
+        ("masked_pixels", (pixels, images, chosen.corrupted, *fates), {"gelu_form": "erf"}),
         ("corrupt", (maskable["mask"], x[:, 1:], *fates), {}),
         ("masked_vit", (maskable, images, *fates), {}),
         ("over_corrupted", (draw((3, 6)), chosen.corrupted), {}),
@@ -130,6 +138,7 @@ def run_numpy(name, args, options):
             np.testing.assert_allclose(2 * leaf, double, rtol=1e-4, atol=1e-5)
     constants = {"softmax_cross_entropy": 1, "sigmoid_cross_entropy": 1, "resize": 1, "corrupt": 2}
     constants |= {"masked_vit": 2, "over_corrupted": 1, "color_loss": 2, "pixel_loss": 2}
+    constants |= {"classification": 1, "masked_colors": 4, "masked_pixels": 3}
     assert len(grads) == len(args) - constants.get(name, 0)
     return y, dy, tuple(grads.values())
 
@@ -223,9 +232,10 @@ def test_finite_differences(case):
 def test_every_piece_has_a_case():
     """A new piece cannot be forgotten here, nor live in one twin alone.
 
-    scan_blocks has no NumPy twin: it is held to the loop below.
+    scan_blocks has no NumPy twin: it is held to the loop below. `ridge` gives two arrays and no
+    gradient: test_evaluate.
     """
-    tested = {name for name, _, _ in CASES}
+    tested = {name for name, _, _ in CASES} | {"ridge"}
     assert pieces(in_numpy) == tested
     assert pieces(in_jax) - {"scan_blocks"} == tested
 

@@ -11,6 +11,8 @@ from .losses import sigmoid_cross_entropy, smooth_labels, softmax_cross_entropy
 from .masked import color_loss, corrupt, masked_vit, over_corrupted, pixel_loss
 from .mlp import dense, gelu, mlp
 from .norms import layer_norm
+from .objectives import OBJECTIVES, classification, masked_colors, masked_pixels
 from .patches import patch_embedding, patchify, resize_kernel, unpatchify
 from .positions import add_class_token, add_positions, resize, sincos2d
+from .ridge import ridge
 from .vit import encoder, encoder_block, scan_blocks, vit

@@ -65,7 +65,7 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
     return layer_norm(p["encoder_norm"], x, epsilon)
 
 
-def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, classes]
+def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C] -> [B, classes]
     """The whole model (eqs. 1 to 4): images in [-1, 1] to class scores.
 
     Options and the names that a dictionary `out` receives are those of the NumPy twin; `rng` is
@@ -81,7 +81,7 @@ def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, clas
     if "MAPHead_0" in p:
         y = attention_pool(p["MAPHead_0"], encoded)
     else:
-        y = pool(encoded, class_token="cls" in p)
+        y = pool(encoded, class_token="cls" in p and not mean)
     if "pre_logits" in p:
         y = pre_logits(p["pre_logits"], y)
     features = y

@@ -3,7 +3,8 @@
 Each piece is `y, back = piece(p, x)`, and `dp, dx = back(dy)` sends a gradient back; a piece
 without parameters takes no `p` and sends back the gradient of its input alone. Exceptions:
 `scaled_dot_product` returns its weights between the two; `patchify` and `unpatchify`, each the
-other's gradient, return an array, as do `resize_kernel`, `sincos2d` and `smooth_labels`.
+other's gradient, return an array, as do `resize_kernel`, `sincos2d` and `smooth_labels`; `ridge`
+returns weights and bias; an objective's `back` sends back the parameters' and images' gradient.
 """
 
 from .attention import attention, cross_attention, scaled_dot_product, softmax
@@ -13,6 +14,8 @@ from .losses import sigmoid_cross_entropy, smooth_labels, softmax_cross_entropy
 from .masked import color_loss, corrupt, masked_vit, over_corrupted, pixel_loss
 from .mlp import dense, gelu, mlp
 from .norms import layer_norm
+from .objectives import OBJECTIVES, classification, masked_colors, masked_pixels
 from .patches import patch_embedding, patchify, resize_kernel, unpatchify
 from .positions import add_class_token, add_positions, resize, sincos2d
+from .ridge import ridge
 from .vit import encoder, encoder_block, vit

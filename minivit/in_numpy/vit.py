@@ -70,12 +70,12 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
     return y, back
 
 
-def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, classes]
+def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C] -> [B, classes]
     """The whole model (eqs. 1 to 4): images in [-1, 1] to class scores.
 
-    The parameters carry the architecture. Without `cls` the tokens are averaged, or pooled by
-    `MAPHead_0`; without `posembed_input` order is invisible; without `head` the result is the
-    features [B, D].
+    The parameters carry the architecture. Without `cls`, or with `mean`, the tokens are averaged,
+    or pooled by `MAPHead_0`; without `posembed_input` order is invisible; without `head` the
+    result is the features [B, D].
     Options: gelu_form "tanh" or "erf"; epsilon of LayerNorm; rate and rng of dropout.
     A dictionary `out` receives the intermediates by name: patch_embedding, tokens,
     block{i} and its _ln1, _attention, _mha, _ln2, _mlp, then encoded, pre_logits, logits.
@@ -89,7 +89,7 @@ def vit(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, clas
     if "MAPHead_0" in p:
         y, back_pool = attention_pool(p["MAPHead_0"], encoded)
     else:
-        y, back_pool = pool(encoded, class_token="cls" in p)
+        y, back_pool = pool(encoded, class_token="cls" in p and not mean)
     if "pre_logits" in p:
         y, back_pre_logits = pre_logits(p["pre_logits"], y)
     features = y

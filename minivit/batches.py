@@ -1,0 +1,67 @@
+"""From the number of a step to the arrays that it trains on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import datasets, masking
+from .augmentation import Augmentation, augment, mixup, mixup_shares, uniform
+from .in_numpy import smooth_labels
+
+NOTHING = Augmentation()
+
+
+def fit(images, size, channels):  # uint8 [B, ...] -> uint8 [B, height, width, C]
+    """Images as the model was made for: its size, and its number of channels."""
+    return datasets.resize(datasets.with_channels(images, channels), *size)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """`batches(step)` is {name: array [B, ...]}, decided by the seed and the step alone.
+
+    Nothing is remembered from one step to the next, so any step can be asked for again.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    classes: int
+    batch_size: int
+    image_size: tuple[int, int]
+    patch: tuple[int, int]
+    channels: int
+    seed: int = 0
+    objective: str = "classes"
+    smoothing: float = 0.0
+    corrupt: float = 0.5  # share of the patches, for the masked objectives
+    augmentation: Augmentation = NOTHING
+
+    def __call__(self, step):
+        """The arrays of one step."""
+        examples = len(self.images)
+        chosen = datasets.batch_indices(examples, self.batch_size, self.seed, step)
+        images = self.images[chosen]
+        how = self.augmentation
+        if how != NOTHING:
+            images = augment(images, self.drawn(uniform, chosen, step), how)
+        images = fit(images, self.image_size, self.channels)
+        if self.objective != "classes":
+            return self.masked(images, step)
+        targets = smooth_labels(self.labels[chosen], self.classes, self.smoothing)
+        if how.mixup:
+            images, targets = mixup(
+                images, targets, self.drawn(mixup_shares, chosen, step, how.mixup)
+            )
+        return {"images": images, "targets": targets}
+
+    def drawn(self, draw, chosen, step, *parameters):  # -> [B, ...]
+        """The rows of the batch's examples in what was drawn for their epochs."""
+        examples = len(self.images)
+        epochs, _ = datasets.batch_positions(examples, self.batch_size, step)
+        tables = {e: draw(examples, self.seed, e, *parameters) for e in np.unique(epochs).tolist()}
+        return np.array([tables[e][i] for e, i in zip(epochs.tolist(), chosen, strict=True)])
+
+    def masked(self, images, *key):
+        """Images with a corruption and its labels, drawn from the seed and `key`."""
+        rng = np.random.default_rng([self.seed, datasets.CORRUPTION, *key])
+        return masking.corrupt_batch(images, self.objective, self.patch, rng, share=self.corrupt)
