@@ -7,6 +7,7 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     shapes        what must fit together, with errors that say what to do
     interpolation the weights of resizing a grid
     variants      model sizes by name, their parameters and operations
+    architecture  what parameters are of, by their names and shapes
     params        fresh parameters; trees of arrays under the official names
     optim         AdamW, SGD, schedules, clipping, averaging: once for both kinds of array
     checkpoint    save, load, inspect, convert; python -m minivit.checkpoint

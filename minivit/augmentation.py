@@ -1,4 +1,4 @@
-"""Augmentation in plain NumPy, decided by (seed, epoch, index) alone.
+"""Augmentation in plain NumPy, decided by (seed, epoch, index); mixup's partner by the batch.
 
 Each function takes a batch of images uint8 [B, height, width, C] and numbers drawn uniformly from
 [0, 1), a row for each image, so that the same row always gives the same picture.
@@ -47,10 +47,13 @@ def shift(images, u, pixels):  # u [B, 2]
 
 
 def crop_boxes(u, least, height, width):  # u [B, 4] -> top, left, height, width of each crop
-    """Area uniform in [least, 1] of the image, sides in a ratio of 3:4 to 4:3, anywhere inside."""
+    """Area uniform in [least, 1] of the image, anywhere inside.
+
+    The ratio of its sides is 3:4 to 4:3, or as near as a crop of that area fits into the image.
+    """
     area = (least + (1 - least) * u[:, 0]) * height * width
-    ratio = (4 / 3) ** (2 * u[:, 1] - 1)
-    h, w = np.minimum(np.sqrt(area / ratio), height), np.minimum(np.sqrt(area * ratio), width)
+    ratio = ((4 / 3) ** (2 * u[:, 1] - 1)).clip(area / height**2, width**2 / area)
+    h, w = np.sqrt(area / ratio), np.sqrt(area * ratio)
     return u[:, 2] * (height - h), u[:, 3] * (width - w), h, w
 
 

@@ -16,6 +16,12 @@ def fit(images, size, channels):  # uint8 [B, ...] -> uint8 [B, height, width, C
     return datasets.resize(datasets.with_channels(images, channels), *size)
 
 
+def portion(image_size, multiple=1):  # -> images
+    """How many images to score at once: some 50,000 pixels, at most 500 images."""
+    size = min(500, 50_000 // (image_size[0] * image_size[1]))
+    return max(1, size // multiple) * multiple
+
+
 @dataclass(frozen=True)
 class Batches:
     """`batches(step)` is {name: array [B, ...]}, decided by the seed and the step alone.
@@ -28,7 +34,7 @@ class Batches:
     classes: int
     batch_size: int
     image_size: tuple[int, int]
-    patch: tuple[int, int]
+    patch: tuple[int, int] | None
     channels: int
     seed: int = 0
     objective: str = "classes"
@@ -61,7 +67,7 @@ class Batches:
         tables = {e: draw(examples, self.seed, e, *parameters) for e in np.unique(epochs).tolist()}
         return np.array([tables[e][i] for e, i in zip(epochs.tolist(), chosen, strict=True)])
 
-    def masked(self, images, *key):
-        """Images with a corruption and its labels, drawn from the seed and `key`."""
-        rng = np.random.default_rng([self.seed, datasets.CORRUPTION, *key])
+    def masked(self, images, step, purpose=datasets.CORRUPTION):
+        """Images, a corruption and its labels, drawn from seed, purpose and number."""
+        rng = np.random.default_rng([self.seed, purpose, step])
         return masking.corrupt_batch(images, self.objective, self.patch, rng, share=self.corrupt)

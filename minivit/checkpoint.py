@@ -8,7 +8,6 @@ import argparse
 import contextlib
 import io
 import json
-import math
 import os
 import re
 import sys
@@ -18,17 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from . import command, dialects, variants
-from .params import (
-    attention_shapes,
-    count,
-    flatten,
-    mlp_shapes,
-    named_shapes,
-    natural_order,
-    under,
-    unflatten,
-)
+from . import command, dialects
+from .architecture import check, describe
+from .params import flatten, natural_order, unflatten
 
 # The permissions that new files lack: a temporary file is private, a checkpoint is not.
 UMASK = os.umask(0)
@@ -149,8 +140,8 @@ def save(path, params, dialect="official", settings=None):  # -> Path
         return write(path, buffer.getbuffer())
     from safetensors.numpy import save as serialise
 
-    heads = str(describe(flat)["heads"])  # a state dict's shapes cannot tell
     arrays = dialects.from_official(flat, dialect)
+    heads = str(describe(flat)["heads"])  # a state dict's shapes cannot tell
     metadata = {"format": "pt", "heads": heads}  # "pt": the layout is PyTorch's
     metadata |= {SETTINGS: note} if settings else {}
     return write(path, in_order(serialise(arrays, metadata=metadata)))
@@ -184,7 +175,7 @@ def inspect(path, *, heads=None, extra="error", head=True):  # -> parameters, de
         flat = {name: squeeze(name, array) for name, array in flat.items()}
         check(flat, extra)
         description = {"dialect": dialect} | describe(flat) | dialects.EXPECTS[dialect]
-        names = ("grid", "gelu_form", "epsilon")
+        names = ("grid", "image_size", "gelu_form", "epsilon")
         description |= {name: metadata[name] for name in names if name in metadata}
     except KeyError as error:
         raise CheckpointError(f"{path}: missing {error}") from None
@@ -200,110 +191,11 @@ def inspect(path, *, heads=None, extra="error", head=True):  # -> parameters, de
 
 
 def squeeze(name, array):
-    """Group norms of old hybrid files are stored as [1, 1, 1, C]."""
-    if re.search(r"(^|/)gn\w*/(scale|bias)$", name) and array.shape[:-1] == (1, 1, 1):
+    """Group norms of old hybrids and of BiT are stored as [1, 1, 1, C]."""
+    norm = r"(^|/)(gn\w*/(scale|bias)|group_norm/(gamma|beta))$"
+    if re.search(norm, name) and array.shape[:-1] == (1, 1, 1):
         return array.reshape(-1)
     return array
-
-
-# The arrays that tell the sizes of a model, and how many axes they have.
-AXES = {"embedding/kernel": 4, "cls": 3, "Transformer/posembed_input/pos_embedding": 3}
-AXES |= {"pre_logits/bias": 1, "head/kernel": 2}
-
-
-def describe(flat):  # {official name: array} -> dictionary
-    """The sizes that the shapes tell."""
-    blocks = {int(m[1]) for n in flat if (m := re.match(r"Transformer/encoderblock_(\d+)/", n))}
-    first = f"Transformer/encoderblock_{min(blocks, default=0)}"
-    shape = {name: np.shape(array) for name, array in flat.items()}
-    if strange := [n for n, a in flat.items() if a.dtype.kind not in "fV"]:
-        raise ValueError(f"not arrays of floating-point numbers: {', '.join(strange[:5])}")
-    for name, axes in AXES.items():
-        if name in shape and len(shape[name]) != axes:
-            raise ValueError(f"{name} has shape {list(shape[name])}; it needs {axes} axes")
-    try:
-        patch, columns, channels, width = shape["embedding/kernel"]
-        _, heads, _ = shape[f"{first}/{dialects.ATTENTION}/query/kernel"]
-        mlp = shape[f"{first}/MlpBlock_3/Dense_0/kernel"][-1]
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"not a whole Vision Transformer ({error})") from None
-    table = shape.get("Transformer/posembed_input/pos_embedding", (1, None))[1]
-    prefix = shape.get("cls", (1, 0))[1]
-    head = flat.get("head/kernel")
-    side = table and math.isqrt(max(table - prefix, 0))
-    return {
-        "variant": name_of(width, mlp, heads, max(blocks) + 1, patch),
-        "patch": patch if patch == columns else (patch, columns),
-        "channels": channels,
-        "width": width,
-        "mlp": mlp,
-        "heads": heads,
-        "blocks": max(blocks) + 1,
-        "prefix_tokens": prefix,
-        "positions": table,
-        "grid": [side, side] if side and side * side == table - prefix else None,
-        "representation": shape.get("pre_logits/bias", (None,))[0],
-        "classes": None if head is None else head.shape[-1],
-        "predictions": flat["prediction/bias"].size if "prediction/bias" in flat else None,
-        "zero_head": head is not None and not np.asarray(head).any(),
-        "parameters": count(flat),
-    }
-
-
-def name_of(width, mlp, heads, blocks, patch):
-    """A variant's name by its sizes, or the sizes."""
-    for size in variants.SIZES.values():
-        if (size.width, size.mlp, size.heads, size.blocks) == (width, mlp, heads, blocks):
-            return f"{size.name}/{patch}"
-    return f"{blocks} blocks, D {width}, M {mlp}, {heads} heads, P {patch}"
-
-
-def check(flat, extra="error"):
-    """Every array that belongs to the model is there with its shape, and no other."""
-    d = describe(flat)
-    variant = variants.Variant("file", d["patch"], d["width"], d["mlp"], d["heads"], d["blocks"])
-    expected = named_shapes(
-        variant,
-        d["positions"],
-        channels=d["channels"],
-        classes=d["classes"],
-        class_token=bool(d["prefix_tokens"]),
-        positions=d["positions"] is not None,
-        representation=d["representation"],
-    )
-    expected |= {"cls": (1, d["prefix_tokens"], d["width"])} if d["prefix_tokens"] else {}
-    if d["predictions"]:
-        expected |= {"mask": (1, 1, d["width"]), "prediction/bias": (d["predictions"],)}
-        expected["prediction/kernel"] = (d["width"], d["predictions"])
-    if any(name.startswith("MAPHead_0/") for name in flat):
-        expected |= attention_pool_shapes(d["width"], d["heads"], d["mlp"])
-    stem = r"(conv_root|gn_root|block\d+)/"  # of a hybrid: its names are known, its model is not
-    found = {n: a.shape for n, a in flat.items() if not re.match(stem, n)}
-    faults = [f"missing {n} {list(s)}" for n, s in expected.items() if n not in found]
-    faults += [
-        f"{name} has shape {list(found[name])}, not {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
-    if d["positions"] is not None and d["positions"] <= d["prefix_tokens"]:
-        faults.append(f"{d['prefix_tokens']} prefix tokens, but {d['positions']} positions")
-    surplus = [f"extra {n} {list(s)}" for n, s in found.items() if n not in expected]
-    if surplus and extra == "warn":
-        warnings.warn("ignored: " + "; ".join(surplus), stacklevel=4)
-        for name in [n for n in found if n not in expected]:
-            del flat[name]
-    elif surplus:
-        faults += surplus
-    if faults:
-        more = f"; and {len(faults) - 20} more" if len(faults) > 20 else ""
-        raise ValueError("; ".join(faults[:20]) + more)
-
-
-def attention_pool_shapes(d, h, m):
-    """Name and shape of the arrays of big_vision's MAP head."""
-    layers = {"probe": (1, 1, d), "LayerNorm_0/scale": (d,), "LayerNorm_0/bias": (d,)}
-    layers |= under("MultiHeadDotProductAttention_0", attention_shapes(d, h))
-    return under("MAPHead_0", layers | under("MlpBlock_0", mlp_shapes(d, m)))
 
 
 # --- Command line -----------------------------------------------------------------------------
@@ -328,9 +220,10 @@ def convert(source, target, dialect, heads):
     if Path(target).exists():
         raise FileExistsError(f"{target} exists; choose another name")
     params, description = inspect(source, heads=heads)
-    settings = {name: description[name] for name in ("gelu_form", "epsilon")}
-    square = description["grid"] is None or len({*description["grid"]}) == 1
-    save(target, params, dialect, settings | ({} if square else {"grid": description["grid"]}))
+    settings = {n: description.get(n) for n in ("gelu_form", "epsilon", "image_size", "grid")}
+    if settings["grid"] and len({*settings["grid"]}) == 1:
+        settings["grid"] = None  # a square is what everybody expects
+    save(target, params, dialect, settings)
     print(f"{source} ({description['dialect']}) -> {target} ({dialect})")
 
 

@@ -17,7 +17,7 @@ from . import synthetic
 
 FASHION_CLASSES = "T-shirt Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boot".split()
 # Each use of a seed draws from a stream of its own: [seed, purpose, ...].
-WEIGHTS, ORDER, DROPOUT, AUGMENTATION, CORRUPTION, SPLIT = range(1, 7)
+WEIGHTS, ORDER, DROPOUT, AUGMENTATION, CORRUPTION, SPLIT, LOOK, TEST = range(1, 9)
 REMEDY = (
     "clone the repository, whose data/ folder holds it, or set MINIVIT_DATA to a folder that "
     "contains fashion-mnist/ with the four .gz files (Debian package dataset-fashion-mnist)"

@@ -72,6 +72,7 @@ EXPECTS = {
     "timm": {"gelu_form": "erf", "epsilon": 1e-6},
     "huggingface": {"gelu_form": "erf", "epsilon": 1e-12},
     "dinov2": {"gelu_form": "erf", "epsilon": 1e-6},
+    "bit": {},
 }
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # timm's giant, gigantic, so400m; DINOv2's giant; and the usual 64 features a head.
@@ -94,6 +95,8 @@ def recognise(names):  # -> a key of EXPECTS
         return "big_vision" if "params/" in text or "MAPHead_0" in text else "linen"
     if "embedding/kernel" in text:
         return "official"
+    if "resnet/root_block/" in text:
+        return "bit"
     raise ValueError("the names are of no Vision Transformer that minivit knows")
 
 
@@ -102,6 +105,10 @@ def to_official(flat, dialect, heads=None):  # {name: array} -> {name: array}
     if dialect in TABLES:
         return from_torch(flat, TABLES[dialect], heads)
     flat = strip_prefixes(flat)
+    if dialect == "bit":  # some files number TensorFlow's layers: standardized_conv2d_12
+        return {
+            re.sub(r"(standardized_conv2d|group_norm)_\d+/", r"\1/", n): a for n, a in flat.items()
+        }
     flat = flatten(unstack_blocks(unflatten(flat))) if dialect == "big_vision" else flat
     if dialect != "official":
         flat = {renumber(name, {v: k for k, v in LINEN.items()}): a for name, a in flat.items()}
@@ -120,6 +127,8 @@ def from_official(flat, dialect):  # {name: array} -> {name: array}
     """The reverse of `to_official`; "big_vision-scan" stacks the blocks."""
     if dialect not in WRITABLE:
         raise ValueError(f"cannot write {dialect!r}; choose one of {', '.join(WRITABLE)}")
+    if dialect != "official" and any(name.startswith("resnet/") for name in flat):
+        raise ValueError(f"a ResNet has names of its own, not those of {dialect}; choose official")
     if dialect in TABLES:
         return to_torch(flat, TABLES[dialect], dialect)
     flat = dict(flat)
@@ -139,10 +148,13 @@ def from_official(flat, dialect):  # {name: array} -> {name: array}
     return flat
 
 
+FIRST = ("embedding/kernel", "resnet/root_block/standardized_conv2d/kernel")
+
+
 def strip_prefixes(flat):
     """Without the folders that training states put around the weights."""
     for prefix in ("opt/target/", "params/img/", "params/", "img/"):
-        if any(name.startswith(prefix) and name.endswith("embedding/kernel") for name in flat):
+        if any(name.startswith(prefix) and name.endswith(FIRST) for name in flat):
             return {n[len(prefix) :]: a for n, a in flat.items() if n.startswith(prefix)}
     return flat
 

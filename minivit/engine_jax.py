@@ -11,9 +11,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import optim
 from .datasets import normalise
-from .in_jax import OBJECTIVES, vit
+from .in_jax import OBJECTIVES, model
 from .machine import cores
-from .params import pack, split_frozen, stack_blocks, tree_map, unpack, unstack_blocks
+from .params import (
+    merge,
+    pack,
+    select,
+    split_frozen,
+    stack_blocks,
+    tree_map,
+    unpack,
+    unstack_blocks,
+)
 from .shapes import depth
 
 # Few blocks are faster written out, 12 are faster scanned; the gradient's cost grows faster than
@@ -51,7 +60,7 @@ def objective_loss(trained, frozen, batch, *, objective, **options):  # -> loss,
     """What is differentiated, by its first argument."""
     metrics = {"accuracy": jax.numpy.nan}
     batch = batch | {"images": normalise(batch["images"])}
-    loss = OBJECTIVES[objective](frozen | trained, **batch, metrics=metrics, **options)
+    loss = OBJECTIVES[objective](merge(frozen, trained), **batch, metrics=metrics, **options)
     return loss, jax.numpy.float32(metrics["accuracy"])
 
 
@@ -100,12 +109,13 @@ class JaxEngine:
         use_all_cores()
         self.rate, self.keep, self.rule = rate, keep, rule
         self.traces = 0
-        self.mesh = batch_mesh(batch_size)
+        self.mesh = batch_mesh(batch_size // accumulate)
+        self.multiple = self.mesh.size  # of which a batch to `measure` should be
         # On CPUs a step's all-reduce holds a thread while it waits for the other devices; with a
         # second step in flight none may be left to run them, and XLA gives up ("may be stuck").
         self.wait = self.mesh.size > 1 and self.mesh.devices[0].platform == "cpu"
         params = tree_map(np.asarray, params)
-        if depth(params["Transformer"]) >= SCAN_FROM:
+        if depth(params.get("Transformer", {})) >= SCAN_FROM:
             params = stack_blocks(params)
         frozen, trained = split_frozen(params, freeze)
         self.like = tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), trained)
@@ -148,7 +158,7 @@ class JaxEngine:
     def device_logits(self, params, frozen, images):
         """Class scores of a device's share of the images."""
         options = {name: value for name, value in self.model.items() if name != "loss"}
-        return vit(frozen | unpack(params, self.like), normalise(images), **options)
+        return model(merge(frozen, unpack(params, self.like)), normalise(images), **options)
 
     def device_measure(self, params, frozen, batch):
         """The objective on a device's share of a batch."""
@@ -229,14 +239,14 @@ class JaxEngine:
     def snapshot(self):  # -> official tree of NumPy arrays
         """The parameters as they are saved and evaluated, blocks under their own names."""
         trained = unpack(tree_map(np.asarray, self.averaged()), self.like)
-        return unstack_blocks(tree_map(np.asarray, self.frozen) | trained)
+        return unstack_blocks(merge(tree_map(np.asarray, self.frozen), trained))
 
     def restore(self, params):
         """Go back to what `snapshot` gave; the optimiser's moments stay."""
         self.finish()
-        if depth(params["Transformer"]) >= SCAN_FROM:
+        if depth(params.get("Transformer", {})) >= SCAN_FROM:
             params = stack_blocks(params)
-        packed = pack({name: params[name] for name in self.like})
+        packed = pack(select(params, self.like))
         copies = [tree_map(np.array, packed) for _ in range(2)]  # donated: none may appear twice
         where = NamedSharding(self.mesh, EVERYWHERE)
         self.params, average = jax.device_put(copies, where)

@@ -8,9 +8,9 @@ from threadpoolctl import ThreadpoolController
 
 from . import optim
 from .datasets import DROPOUT, normalise
-from .in_numpy import OBJECTIVES, vit
+from .in_numpy import OBJECTIVES, model
 from .machine import cores
-from .params import pack, split_frozen, tree_map, unpack
+from .params import merge, pack, select, split_frozen, tree_map, unpack
 
 
 def loss_and_gradient(params, batch, objective="classes", **options):  # -> loss, gradient, accuracy
@@ -73,6 +73,7 @@ class NumPyEngine:
         self.rate, self.seed = rate, seed
         self.keep, self.update = keep, partial(optim.update, **rule)
         self.threads = cores()
+        self.multiple = 1  # of which a batch to `measure` should be
         self.pool = ThreadPoolExecutor(self.threads)
         self.blas = ThreadpoolController()
 
@@ -83,8 +84,10 @@ class NumPyEngine:
         results, pieces = [], divide(batch, self.accumulate)
         for piece in pieces:
             with np.errstate(all="ignore"):  # `update` sees and skips what is not finite
-                loss, grads, right = loss_and_gradient(self.frozen | self.trained, piece, **options)
-            results.append((loss, pack({name: grads[name] for name in self.trained}), right))
+                loss, grads, right = loss_and_gradient(
+                    merge(self.frozen, self.trained), piece, **options
+                )
+            results.append((loss, pack(select(grads, self.trained)), right))
         return weighted_mean(results, pieces)
 
     def step(self, step, batch, learning_rate):  # -> mean loss, accuracy
@@ -120,16 +123,16 @@ class NumPyEngine:
             params = self.snapshot()
 
             def scores(batch):
-                return vit(params, normalise(batch), **options)[0]
+                return model(params, normalise(batch), **options)[0]
 
             return np.concatenate(list(self.pool.map(scores, batches)))
 
     def snapshot(self):  # -> official tree of NumPy arrays
         """The parameters as they are saved and evaluated: averaged, if they are averaged."""
-        return self.frozen | unpack(self.state.get("average", self.packed), self.trained)
+        return merge(self.frozen, unpack(self.state.get("average", self.packed), self.trained))
 
     def restore(self, params):
         """Go back to what `snapshot` gave; the optimiser's moments stay."""
-        self.packed = pack({name: params[name] for name in self.trained})
+        self.packed = pack(select(params, self.trained))
         self.trained = unpack(self.packed, self.trained)
         self.state |= {"average": self.packed} if self.keep else {}

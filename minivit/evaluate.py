@@ -6,15 +6,17 @@ to a few images of every class, and compared with the same on raw pixels.
 """
 
 import argparse
-import math
 import sys
 from pathlib import Path
 
 import numpy as np
 
 from . import checkpoint, command, datasets, finetune
+from .batches import fit, portion
 from .in_numpy import ridge as numpy_ridge
 from .in_numpy import smooth_labels, softmax_cross_entropy
+from .machine import cores
+from .params import without_head
 from .shapes import image_shape
 
 PENALTIES = 2.0 ** np.arange(-10, 21, 2)
@@ -72,20 +74,13 @@ def few_shot(features, labels, shots, classes, *, variant="free", backend="numpy
     `features` and `labels` are of the training, held-out and test images. "free" centres and
     leaves the bias alone; "big_vision" whitens and penalises the bias as a feature of 100.
     """
-    train, *others = features
+    train, *others = (part.astype(np.float64) for part in features)
     train = train[shots]
     constant = None
     if variant == "big_vision":
         train, *others = whiten(train, *others)
         constant = CONSTANT
-    targets = signs(labels[0][shots], classes)
-    if backend == "jax":
-        from .in_jax import ridge as jax_ridge
-
-        fitted = jax_ridge(train, targets.astype(train.dtype), PENALTIES, constant)
-        weights, bias = (np.asarray(part) for part in fitted)
-    else:
-        weights, bias = numpy_ridge(train.astype(np.float64), targets, PENALTIES, constant)
+    weights, bias = fit_ridge(train, signs(labels[0][shots], classes), constant, backend)
     result = []
     for w, b in zip(weights, bias, strict=True):
         guesses = [(x @ w + b).argmax(-1) for x in others]
@@ -93,16 +88,24 @@ def few_shot(features, labels, shots, classes, *, variant="free", backend="numpy
     return np.array(result)
 
 
-def few_shot_table(features, dataset, held, shots, draws, **options):
-    # -> [(k, accuracy of each draw, penalty)]
+def fit_ridge(x, y, constant, backend):  # -> weights [G, D, K], bias [G, K]
+    """All penalties by either twin, in float64: float32 loses the small ones (FEW-02)."""
+    if backend == "numpy":
+        return numpy_ridge(x, y, PENALTIES, constant)
+    import jax
+
+    from .in_jax import ridge as jax_ridge
+
+    with jax.enable_x64(True):
+        return tuple(np.asarray(part) for part in jax_ridge(x, y, PENALTIES, constant))
+
+
+def few_shot_table(features, labels, draws, classes, **options):
+    # {k: list of indices of shots} -> [(k, accuracy of each draw, penalty)]
     """For each k, some draws of k images a class; one penalty, the best on held-out images."""
-    classes, rows = len(dataset.classes), []
-    labels = dataset.train_labels, held[1], dataset.test_labels
-    for k in shots:
-        results = []
-        for seed in range(draws):
-            chosen = datasets.draw_shots(dataset.train_labels, classes, k, seed)
-            results.append(few_shot(features, labels, chosen, classes, **options))
+    rows = []
+    for k, chosen in draws.items():
+        results = [few_shot(features, labels, shots, classes, **options) for shots in chosen]
         results = np.stack(results)  # [draws, penalties, 2]
         best = results[..., 0].mean(0).argmax()
         rows.append((k, results[:, best, 1], PENALTIES[best]))
@@ -132,11 +135,10 @@ def parser():
 def scorer(args, params, description):  # -> function: uint8 images of any size -> [B, ...]
     """The model at the size asked for; without a head its result is the features."""
     grid = args.old_grid or description["grid"]
-    size = args.image_size or finetune.image_size(params, grid)
+    size = args.image_size or finetune.image_size(params, description, args.old_grid)
     params = finetune.at_size(params, size, description["dialect"], old_grid=grid)
-    options = {name: description[name] for name in ("gelu_form", "epsilon")}
-    options["mean"] = args.features == "mean"
-    batch = max(2, min(500, 50_000 // math.prod(size)))
+    options = finetune.settings(description) | {"mean": args.features == "mean"}
+    batch = portion(size, cores())
     if args.backend == "numpy":
         from .engine_numpy import NumPyEngine
 
@@ -144,12 +146,11 @@ def scorer(args, params, description):  # -> function: uint8 images of any size 
     else:
         from .engine_jax import JaxEngine
 
-        engine = JaxEngine(params, batch_size=batch - batch % 2, model=options)
+        engine = JaxEngine(params, batch_size=batch, model=options)
 
     def score(images):
         parts = np.array_split(images, max(1, len(images) // 1000))
-        channels = description["channels"]
-        fitted = (datasets.resize(datasets.with_channels(p, channels), *size) for p in parts)
+        fitted = (fit(part, size, description["channels"]) for part in parts)
         return np.concatenate([engine.logits(part, batch) for part in fitted])
 
     return score
@@ -189,33 +190,43 @@ def compare_few_shot(args):
     dataset, *held = datasets.hold_out(
         dataset, min(0.5, HELD_OUT / len(dataset.train_images)), seed=0
     )
-    for k in args.few_shot:  # FEW-05, before any work
-        datasets.draw_shots(dataset.train_labels, len(dataset.classes), k, 0)
-    dataset = datasets.few(dataset, smallest_class(dataset, max(args.few_shot)), seed=0)
-    body = {name: v for name, v in params.items() if name not in ("head", "mask", "prediction")}
-    score = scorer(args, body, description)
-    parts = dataset.train_images, held[0], dataset.test_images
+    classes = len(dataset.classes)
+    draws = {
+        k: [datasets.draw_shots(dataset.train_labels, classes, k, s) for s in range(args.draws)]
+        for k in args.few_shot
+    }
+    # Only the features of images that some draw contains are computed.
+    used = np.unique(np.concatenate([shots for each in draws.values() for shots in each]))
+    draws = {k: [np.searchsorted(used, shots) for shots in each] for k, each in draws.items()}
+    score = scorer(args, without_head(params), description)
+    parts = dataset.train_images[used], held[0], dataset.test_images
+    labels = dataset.train_labels[used], held[1], dataset.test_labels
     pixels = [datasets.normalise(part).reshape(len(part), -1) for part in parts]
     options = {"variant": args.ridge, "backend": args.backend}
     print(f"per cent of {len(parts[2])} test images, mean and deviation of {args.draws} draws")
     print(f"{'images a class':<16}" + "".join(f"{k:>16}" for k in args.few_shot))
     for name, features in (("features", [score(part) for part in parts]), ("raw pixels", pixels)):
-        table = few_shot_table(features, dataset, held, args.few_shot, args.draws, **options)
+        table = few_shot_table(features, labels, draws, classes, **options)
         cells = (f"{100 * a.mean():.1f} ± {100 * a.std():.1f}" for _, a, _ in table)
         print(f"{name:<16}" + "".join(f"{cell:>16}" for cell in cells))
         print(f"{'  penalty':<16}" + "".join(f"{l2:>16g}" for *_, l2 in table))
 
 
-def smallest_class(dataset, most):  # -> images a class to draw from
-    """Enough to draw from without computing the features of every training image."""
-    counts = np.bincount(dataset.train_labels, minlength=len(dataset.classes))
-    return int(min(counts.min(), 20 * most))
+def evaluate(args):
+    """One of the two reports; an option of the other is refused."""
+    given = {"--ridge": args.ridge != "free", "--features": args.features != "class"}
+    for name, wanted in given.items():
+        if wanted and not args.few_shot:
+            raise ValueError(f"{name} is for --few-shot; say how many images a class")
+    if args.few_shot and args.output:
+        raise ValueError("--output is for the confusion, which --few-shot does not draw")
+    return (compare_few_shot if args.few_shot else classify)(args)
 
 
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
     args = parser().parse_args(argv)
-    return command.run("evaluate", lambda: (compare_few_shot if args.few_shot else classify)(args))
+    return command.run("evaluate", lambda: evaluate(args))
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 
-def curves(rows):  # the rows of numbers that train.py collects -> Figure
+def curves(rows, unit="nats"):  # the rows of numbers that train.py collects -> Figure
     """Training loss, accuracy and learning rate against the step; validation, and the test."""
     figure = Figure(figsize=(10, 3), layout="constrained")
     for axes, name, label in zip(
         figure.subplots(1, 3),
         ("loss", "accuracy", "learning_rate"),
-        ("loss (nats)", "accuracy", "learning rate"),
+        (f"loss ({unit})", "accuracy", "learning rate"),
         strict=True,
     ):
         points = [row for row in rows if row.get(name) is not None]
@@ -19,8 +19,8 @@ def curves(rows):  # the rows of numbers that train.py collects -> Figure
             held = [row for row in rows if row.get(f"{part}_{name}") is not None]
             if held:
                 values = [row[f"{part}_{name}"] for row in held]
-                label = f"{part} {values[-1]:.3f}"
-                axes.plot([row["step"] for row in held], values, marker, label=label)
+                name_and_last = f"{part} {values[-1]:.3f}"
+                axes.plot([row["step"] for row in held], values, marker, label=name_and_last)
                 axes.legend(frameon=False)
         axes.set(xlabel="step", ylabel=label)
         axes.grid(alpha=0.3)

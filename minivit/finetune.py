@@ -10,26 +10,34 @@ import sys
 import numpy as np
 
 from . import checkpoint, command, datasets, evaluate, in_numpy
+from .architecture import is_resnet, token_grid, token_pixels
+from .batches import fit
 from .interpolation import METHODS, source_grid
-from .shapes import image_shape, pair, patch_grid
+from .params import without_head
+from .shapes import image_shape
 
 
-def image_size(params, grid=None):  # -> height, width in pixels
-    """The size of the images that a model with a position table was made for."""
-    encoder = params["Transformer"]
+def image_size(params, description, grid=None):  # -> height, width in pixels
+    """The size of the images that a model was made for.
+
+    As its file says (`checkpoint.inspect`), else by its position table. `grid` overrides both.
+    """
+    if not grid and description.get("image_size"):
+        return tuple(description["image_size"])
+    encoder = params.get("Transformer", {})
     if "posembed_input" not in encoder:
         raise ValueError("the model has no positions and so no image size; say which one")
     prefix = params["cls"].shape[1] if "cls" in params else 0
     rows = encoder["posembed_input"]["pos_embedding"].shape[1]
-    patch = params["embedding"]["kernel"].shape[:2]
-    return tuple(n * p for n, p in zip(source_grid(rows, prefix, grid), patch, strict=True))
+    grid = source_grid(rows, prefix, grid or description["grid"])
+    return tuple(n * p for n, p in zip(grid, token_pixels(params), strict=True))
 
 
 def resize_positions(params, size, *, old_grid=None, method="corners", antialias=False, seed=0):
     # -> position table
     """The table for images of another size; "random" draws a new one of the same deviation."""
     table = params["Transformer"]["posembed_input"]["pos_embedding"]
-    grid = patch_grid(*pair(size), params["embedding"]["kernel"].shape[:2])
+    grid = token_grid(params, size)
     prefix = params["cls"].shape[1] if "cls" in params else 0
     options = {"old_grid": old_grid, "prefix": prefix, "antialias": antialias}
     if method != "random":
@@ -45,7 +53,9 @@ def at_size(params, size, dialect="official", **options):  # -> parameters
 
     big_vision's models with fixed positions have no table in their files; it is put in here.
     """
-    grid = patch_grid(*pair(size), params["embedding"]["kernel"].shape[:2])
+    grid = token_grid(params, size)
+    if grid is None:  # a ResNet takes any size
+        return params
     encoder = params["Transformer"]
     if "posembed_input" in encoder:
         table = resize_positions(params, size, **options)
@@ -66,22 +76,28 @@ def adapt(params, *, image_size, classes, **options):  # -> parameters
     what a masked objective alone needed. Everything else is the same array.
     Options: those of `at_size` and `resize_positions`.
     """
+    new = {name: value for name, value in without_head(params).items() if name != "pre_logits"}
+    bias = np.zeros(classes, "float32")
+    if is_resnet(params):
+        width = params["resnet"]["group_norm"]["gamma"].size
+        conv = {"kernel": np.zeros((1, 1, width, classes), "float32"), "bias": bias}
+        return {"resnet": new["resnet"] | {"head": {"conv2d": conv}}}
     width = params["Transformer"]["encoder_norm"]["scale"].size
-    dropped = ("pre_logits", "mask", "prediction")
-    new = {name: value for name, value in params.items() if name not in dropped}
-    new["head"] = {
-        "kernel": np.zeros((width, classes), "float32"),
-        "bias": np.zeros(classes, "float32"),
-    }
+    new["head"] = {"kernel": np.zeros((width, classes), "float32"), "bias": bias}
     return at_size(new, image_size, **options)
+
+
+def settings(description):  # -> options of `model`
+    """What a file's description says that shapes cannot."""
+    return {name: description[name] for name in ("gelu_form", "epsilon") if name in description}
 
 
 def features(params, images, batch_size=250, **options):  # uint8 [B, height, width, C] -> [B, D]
     """What the head would see."""
-    body = {name: value for name, value in params.items() if name != "head"}
+    body = without_head(params)
     parts = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
     return np.concatenate(
-        [in_numpy.vit(body, datasets.normalise(part), **options)[0] for part in parts]
+        [in_numpy.model(body, datasets.normalise(part), **options)[0] for part in parts]
     )
 
 
@@ -92,16 +108,15 @@ def probe(params, description, size, dataset, method, *, examples=1000, l2=10.0,
     The head is fitted on standardised features of a few training images, in closed form.
     """
     classes = len(dataset.classes)
-    channels = params["embedding"]["kernel"].shape[2]
+    channels = description["channels"]
     options = {"old_grid": description["grid"], "dialect": description["dialect"]}
     body = adapt(params, image_size=size, classes=classes, method=method, seed=seed, **options)
-    model = {name: description[name] for name in ("gelu_form", "epsilon")}
+    model = settings(description)
     chosen = np.random.default_rng([seed, datasets.ORDER]).permutation(len(dataset.train_images))
     chosen = chosen[:examples]
 
     def see(images):
-        images = datasets.resize(datasets.with_channels(images, channels), *size)
-        return features(body, images, **model)
+        return features(body, fit(images, size, channels), **model)
 
     train, test = see(dataset.train_images[chosen]), see(dataset.test_images)
     mean, deviation = train.mean(0), train.std(0) + 1e-5
@@ -126,12 +141,12 @@ def main(argv=None):  # -> exit status
 def compare(args):
     """The lines."""
     params, description = checkpoint.inspect(args.checkpoint, head=False)
-    description["grid"] = args.old_grid or description["grid"]
     dataset = datasets.load(args.dataset)
+    told = description | {"grid": args.old_grid or description["grid"]}
     for size in args.image_size:
-        same = size == image_size(params, description["grid"])
+        same = size == image_size(params, description, args.old_grid)
         for method in ["corners"] if same else [*METHODS, "random"]:
-            accuracy = probe(params, description, size, dataset, method)
+            accuracy = probe(params, told, size, dataset, method)
             print(f"{size[0]}x{size[1]}  {'as it is' if same else method:<14}{accuracy:.1%}")
 
 

@@ -115,6 +115,16 @@ def add_prediction(params, objective, rng):  # -> parameters
     return body | {"mask": mask.astype("float32"), "prediction": zeros}
 
 
+def check_share(params, image_size, share):
+    """Refuse a share that corrupts no patch at all, from which nothing could be learnt."""
+    rows, columns = patch_grid(*image_size, params["embedding"]["kernel"].shape[:2])
+    if not corrupted_count(rows * columns, share):
+        raise ValueError(
+            f"a share of {share} corrupts none of {rows * columns} patches; "
+            f"take at least {0.5 / (rows * columns):.2g}"
+        )
+
+
 def corrupt_batch(images, objective, patch, rng, **shares):
     # uint8 [B, height, width, C] -> {name: [B, ...]}
     """The arrays that a masked objective takes: the images, their corruption, and its labels."""

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,9 +14,13 @@ from .optim import RULES
 from .shapes import image_shape
 
 # The recipe where none is asked for: from scratch, with --init, and with a masked --objective.
+PLAIN = recipes.Recipe("")
+ABOUT_CLASSES = ("loss", "head_bias", "representation", "label_smoothing", "mixup", "validation")
 USUAL = ("laptop", "laptop-finetune", "laptop-masked")
 IN_RECIPES = [
-    name for name in asdict(recipes.Recipe("")) if name not in ("name", "models", "source", "sweep")
+    name
+    for name in asdict(recipes.Recipe(""))
+    if name not in ("name", "models", "source", "sweep", "epochs_tried")
 ]
 
 
@@ -96,10 +101,14 @@ def add_schedule(option):
     option("--clip", "global norm of the gradient; 0 is off", type=float)
     option("--average", "share that the averaged weights keep each step; 0 is off", type=float)
     option("--loss", "of classes", choices=("softmax", "sigmoid"))
-    option("--validation", "share of the training images to hold out", type=float)
+    option("--head-bias", "where the head's biases begin", type=float)
+    text = "a hidden layer of width D before a new model's head"
+    option("--representation", text, action=argparse.BooleanOptionalAction)
+    text = "share of the training images to hold out; the weights that do best on it are kept"
+    option("--validation", text, type=float)
     text = "steps between validations (default: a twentieth of the steps)"
     option("--evaluate-every", text, type=int)
-    text = "stop after so many validations that are no better, and keep the best weights; 0 is off"
+    text = "stop after so many validations that are no better; 0 is off"
     option("--patience", text, type=int, default=0)
 
 
@@ -118,22 +127,30 @@ def add_regularisation(option):
 def check(args):
     """Fill in from the recipe what was not given, and refuse what cannot work."""
     args.model = "tiny" if args.tiny else args.model
+    variant = variants.parse(args.model) if args.model else None
     masked = args.objective not in (None, "classes")
     usual = "laptop-masked" if masked else "laptop-finetune" if args.init else "laptop"
-    recipe = recipes.find(args.recipe or usual, args.model or "a checkpoint")
-    steps_given = args.steps is not None or args.epochs is not None
+    recipe = recipes.find(
+        args.recipe or usual, variants.full_name(variant) if variant else "--init"
+    )
+    given = {name for name in IN_RECIPES if getattr(args, name) is not None}
+    masked = masked or (recipe.objective != "classes" and "objective" not in given)
     for name in IN_RECIPES:
-        if getattr(args, name) is None and not (name in ("steps", "epochs") and steps_given):
-            setattr(args, name, getattr(recipe, name))
+        if name in given or (name in ("steps", "epochs") and given & {"steps", "epochs"}):
+            continue
+        # Whatever is about labels gives way to a masked objective.
+        source = PLAIN if masked and name in ABOUT_CLASSES else recipe
+        setattr(args, name, getattr(source, name))
+    args.own_warmup = "warmup_steps" in given
     if args.steps is not None and args.epochs is not None:
         raise ValueError(f"--steps {args.steps} and --epochs {args.epochs}: give one of them")
     check_ranges(args)
     if isinstance(args.image_size, int):
         args.image_size = (args.image_size, args.image_size)
-    if args.model:
+    if variant:
         if args.image_size is None:
-            args.image_size = (28, 28) if args.model.lower().startswith("tiny") else (224, 224)
-        variants.tokens(variants.parse(args.model), args.image_size)
+            args.image_size = (28, 28) if variant.name.startswith("tiny") else (224, 224)
+        variants.check_size(variant, args.image_size)
     args.augmentation = Augmentation(args.crop_area, args.shift, args.flip, args.mixup)
     check_together(args)
 
@@ -158,18 +175,20 @@ def check_ranges(args):
 
 def check_together(args):
     """What contradicts each other."""
-    masked = args.objective != "classes"
-    for name, wanted in {"--mixup": args.mixup, "--freeze": args.freeze}.items():
-        if masked and wanted:
+    for name in (*ABOUT_CLASSES, "freeze", "per_class"):
+        value = getattr(args, name)
+        if args.objective != "classes" and value and value != getattr(PLAIN, name, None):
+            option = "--" + name.replace("_", "-")
             raise ValueError(
-                f"{name} needs classes; leave it out with --objective {args.objective}"
+                f"{option} is about labels, which --objective {args.objective} does not use; "
+                "leave it out"
             )
-    if masked and args.per_class:
-        raise ValueError("--per-class is about labels, which a masked --objective does not use")
+    if args.model and args.dropout and isinstance(variants.parse(args.model), variants.ResNet):
+        raise ValueError(f"--dropout {args.dropout}: a ResNet has no dropout; leave it out")
     if args.patience and not args.validation:
         raise ValueError(f"--patience {args.patience} needs --validation, a share such as 0.02")
-    if args.validation and masked:
-        raise ValueError(f"--validation needs classes; leave it out with {args.objective}")
+    if args.init and (args.representation or args.head_bias):
+        raise ValueError("--representation and --head-bias are for a new model, not for --init")
     if args.batch_size % args.accumulate:
         raise ValueError(f"--accumulate {args.accumulate} does not divide {args.batch_size} images")
 
@@ -181,6 +200,13 @@ def check_steps(args, examples):
     if args.epochs is not None:
         args.steps = max(1, args.epochs * examples // args.batch_size)
     if args.warmup_steps is None:
+        args.warmup_steps = args.steps // 10
+    elif args.warmup_steps > args.steps and not args.own_warmup:
+        warnings.warn(
+            f"the recipe's warm-up of {args.warmup_steps} steps is for a longer run than "
+            f"{args.steps} steps; it takes {args.steps // 10} here",
+            stacklevel=2,
+        )
         args.warmup_steps = args.steps // 10
     if not 0 <= args.warmup_steps <= args.steps:
         raise ValueError(

@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from .shapes import pair
-from .variants import tokens
+from .variants import ResNet, convolutions, feature_channels, tokens
 
 
 def natural_order(name):  # sort key: block 2 before block 10
@@ -92,6 +92,8 @@ def stack_blocks(p):  # Transformer/encoderblock_{i}/... -> Transformer/encoderb
 
 def unstack_blocks(p):  # Transformer/encoderblock/... -> Transformer/encoderblock_{i}/...
     """The inverse of `stack_blocks`."""
+    if "Transformer" not in p:
+        return p
     rest = dict(p["Transformer"])
     stacked = rest.pop("encoderblock", None)
     if stacked is not None:
@@ -100,12 +102,39 @@ def unstack_blocks(p):  # Transformer/encoderblock/... -> Transformer/encoderblo
     return p | {"Transformer": rest}
 
 
+def is_head(name):
+    """The layer of class scores; BiT's lies a folder deeper."""
+    return name.startswith(("head/", "resnet/head/"))
+
+
 def split_frozen(params, freeze):  # -> frozen, trained
     """With `freeze` the head alone is trained, the linear probe of a model's features."""
     if not freeze:
         return {}, params
-    frozen = {name: value for name, value in params.items() if name != "head"}
-    return frozen, {"head": params["head"]}
+    head = {name: leaf for name, leaf in flatten(params).items() if is_head(name)}
+    return without_head(params), unflatten(head)
+
+
+def without_head(params):
+    """The same arrays but those of the head and of what a masked objective alone needed."""
+    kept = flatten(params).items()
+    dropped = ("mask", "prediction")
+    return unflatten(
+        {n: leaf for n, leaf in kept if not is_head(n) and n.split("/")[0] not in dropped}
+    )
+
+
+def merge(first, second):  # two trees without a common leaf -> one
+    """Together again what `split_frozen` took apart."""
+    both = first | second
+    for name in first.keys() & second.keys():
+        both[name] = merge(first[name], second[name])
+    return both
+
+
+def select(tree, like):
+    """The leaves of a tree that another one has."""
+    return tree_map(lambda _, leaf: leaf, like, tree)
 
 
 def under(folder, named):
@@ -131,6 +160,37 @@ def mlp_shapes(d, m):  # -> {name: shape}
     return result
 
 
+def stem_shapes(variant, channels):  # -> {name: shape}
+    """The arrays of a hybrid's stem, under the names of vit_jax."""
+    result = {}
+    for b, u, part, side, cin, cout, *_ in convolutions(variant.stem, variant.stem_width, channels):
+        folder = f"block{b}/unit{u}/" if b else ""
+        conv, norm = (f"_{part}", f"_{part}") if isinstance(part, str) else (part, part)
+        result[f"{folder}conv{conv}/kernel"] = (side, side, cin, cout)
+        result |= {f"{folder}gn{norm}/{name}": (cout,) for name in ("scale", "bias")}
+    return result
+
+
+def resnet_shapes(variant, *, channels, classes):  # -> {name: shape}
+    """The arrays of a BiT ResNet, under its names."""
+    result, last = {}, variant.width
+    for b, u, part, side, cin, cout, *_ in convolutions(variant.units, variant.width, channels):
+        conv = "standardized_conv2d/kernel"
+        if part == "root":
+            result[f"root_block/{conv}"] = (side, side, cin, cout)
+            continue
+        letter = {"proj": "a/proj", 1: "a", 2: "b", 3: "c"}[part]
+        folder = f"block{b}/unit{u:02d}/{letter}"
+        result[f"{folder}/{conv}"] = (side, side, cin, cout)
+        if part != "proj":
+            result |= {f"{folder}/group_norm/{name}": (cin,) for name in ("gamma", "beta")}
+        last = cout
+    result |= {f"group_norm/{name}": (last,) for name in ("gamma", "beta")}
+    if classes is not None:
+        result |= {"head/conv2d/kernel": (1, 1, last, classes), "head/conv2d/bias": (classes,)}
+    return under("resnet", result)
+
+
 def named_shapes(
     variant, length, *, channels, classes, class_token=True, positions=True, representation=None
 ):  # -> {name: shape}
@@ -140,7 +200,10 @@ def named_shapes(
     block |= under("MultiHeadDotProductAttention_1", attention_shapes(d, h))
     block |= under("MlpBlock_3", mlp_shapes(d, m))
     p, q = pair(variant.patch)
-    result = {"embedding/kernel": (p, q, channels, d), "embedding/bias": (d,)}
+    result = {}
+    if variant.stem is not None:
+        result, channels = stem_shapes(variant, channels), feature_channels(variant)
+    result |= {"embedding/kernel": (p, q, channels, d), "embedding/bias": (d,)}
     if class_token:
         result["cls"] = (1, 1, d)
     if positions:
@@ -174,8 +237,10 @@ def xavier_uniform(rng, shape, rows):
 
 def draw(rng, name, shape):
     """A fresh array with the official distribution (vit_jax), by its name."""
-    if name in ("embedding/kernel", "pre_logits/kernel"):
+    if re.search(r"(^embedding|^pre_logits|conv\w*|standardized_conv2d)/kernel$", name):
         return lecun_normal(rng, shape)
+    if name.endswith("gn3/scale"):
+        return np.zeros(shape)  # every unit begins as its shortcut
     if name.endswith("pos_embedding"):
         return 0.02 * rng.standard_normal(shape)
     if "Dense_" in name and name.endswith("bias"):
@@ -183,7 +248,7 @@ def draw(rng, name, shape):
     if name.startswith("Transformer") and name.endswith("kernel"):
         rows = math.prod(shape[:-1]) if name.endswith("out/kernel") else shape[0]
         return xavier_uniform(rng, shape, rows)
-    return np.ones(shape) if name.endswith("scale") else np.zeros(shape)
+    return np.ones(shape) if name.endswith(("scale", "gamma")) else np.zeros(shape)
 
 
 def initialise(variant, rng, *, image_size=224, channels=3, classes=1000, head_bias=0.0, **options):
@@ -197,9 +262,16 @@ def initialise(variant, rng, *, image_size=224, channels=3, classes=1000, head_b
     if channels < 1 or (classes is not None and classes < 1):
         raise ValueError(f"{channels} channels and {classes} classes: each must be at least 1")
     rng = np.random.default_rng(rng)
-    length = tokens(variant, image_size, class_token=options.get("class_token", True))
-    named = named_shapes(variant, length, channels=channels, classes=classes, **options)
+    if isinstance(variant, ResNet):
+        named, bias = (
+            resnet_shapes(variant, channels=channels, classes=classes),
+            "resnet/head/conv2d/bias",
+        )
+    else:
+        length = tokens(variant, image_size, class_token=options.get("class_token", True))
+        named = named_shapes(variant, length, channels=channels, classes=classes, **options)
+        bias = "head/bias"
     p = {name: draw(rng, name, shape).astype("float32") for name, shape in named.items()}
     if classes is not None:
-        p["head/bias"] += np.float32(head_bias)
+        p[bias] += np.float32(head_bias)
     return unflatten(p)

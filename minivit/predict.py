@@ -12,7 +12,7 @@ import numpy as np
 
 from . import checkpoint, command, dialects, finetune, images
 from .datasets import normalise
-from .in_numpy import softmax, vit
+from .in_numpy import model, softmax
 from .shapes import image_shape
 
 DRAWN = 32  # pictures in one figure of attention
@@ -60,9 +60,13 @@ def read_model(args):  # -> parameters, description, image size
     if description["channels"] not in (1, 3):
         raise ValueError(f"{args.checkpoint} is for images of {description['channels']} channels")
     grid = args.old_grid or description["grid"]
-    size = args.image_size or finetune.image_size(params, grid)
+    size = args.image_size or finetune.image_size(params, description, args.old_grid)
     params = finetune.at_size(params, size, description["dialect"], old_grid=grid)
+    if args.attention and "blocks" not in description:
+        raise ValueError(f"{args.checkpoint} is a ResNet: it has no attention to draw")
     if args.pixels == "imagenet":
+        if "embedding" not in params or "conv_root" in params:
+            raise ValueError("--pixels imagenet is for models that begin with patches, not ResNets")
         kernel, bias = params["embedding"]["kernel"], params["embedding"]["bias"]
         kernel, bias = dialects.fold_pixels(kernel, bias)
         params = params | {"embedding": {"kernel": kernel, "bias": bias}}
@@ -82,8 +86,9 @@ def class_attention(weights, prefix, grid):  # [B, H, N, N] -> [B, rows, columns
 def look(params, description, image):  # uint8 [height, width, C] -> probabilities, attention
     """Class probabilities, and where the last block looks."""
     out = {}
-    options = {name: description[name] for name in ("gelu_form", "epsilon")}
-    logits, _ = vit(params, normalise(image[None]), out=out, **options)
+    logits, _ = model(params, normalise(image[None]), out=out, **finetune.settings(description))
+    if "blocks" not in description:  # a ResNet
+        return softmax(logits)[0][0], None
     weights = out[f"block{description['blocks'] - 1}_attention"]
     grid = out["patch_embedding"].shape[1:3]
     return softmax(logits)[0][0], class_attention(weights, description["prefix_tokens"], grid)[0]

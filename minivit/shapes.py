@@ -29,6 +29,15 @@ def patch_grid(height, width, patch):  # -> rows, columns of patches
     return height // rows, width // columns
 
 
+def feature_grid(height, width, stages):  # -> rows, columns of a ResNet's feature map
+    """The root's convolution and pooling halve an image, each later stage too; odd sides round up.
+
+    Both ResNets round so, whatever their padding.
+    """
+    halvings = 2 + max(stages - 1, 0)
+    return -(-height // 2**halvings), -(-width // 2**halvings)
+
+
 def check_images(images, kernel):
     """Images [B, height, width, C] in [-1, 1] that a patch kernel [P, Q, C, D] can embed."""
     shape = images.shape
@@ -42,12 +51,6 @@ def check_images(images, kernel):
             "convert the images or initialise a model for them"
         )
     patch_grid(shape[1], shape[2], kernel[:2])
-
-
-def check_stem(params):
-    """The model of a hybrid's names is not here yet; without its stem the result would be wrong."""
-    if "conv_root" in params:
-        raise ValueError("this is a hybrid: its convolutional stem (conv_root) cannot be run yet")
 
 
 def check_targets(logits, targets):
@@ -87,3 +90,39 @@ def depth(encoder):  # parameters of an encoder -> L
         if f"encoderblock_{i}" not in encoder:
             raise ValueError(f"encoderblock_{i} is missing among {count} blocks")
     return count
+
+
+def padded(shape, kernel, stride, padding):  # -> (before, after) of rows and of columns
+    """The border that a convolution or pooling adds: "SAME", or a number of pixels on all sides."""
+    if padding != "SAME":
+        return ((padding, padding), (padding, padding))
+    pads = []
+    for length, size in zip(shape[1:3], kernel, strict=True):
+        total = max((-(-length // stride) - 1) * stride + size - length, 0)
+        pads.append((total // 2, total - total // 2))
+    return tuple(pads)
+
+
+def check_channels(shape, kernel):
+    """Images [B, height, width, C] for a convolution's kernel [rows, columns, C, F]."""
+    if len(shape) != 4 or shape[-1] != kernel[2]:
+        raise ValueError(
+            f"images of shape {list(shape)} do not fit a kernel of shape {list(kernel)}; "
+            f"they need 4 axes, the last of {kernel[2]} channels"
+        )
+
+
+def groups_of(channels, groups=32):  # -> number of groups
+    """GroupNorm's groups: 32, or one a channel where there are fewer."""
+    groups = min(groups, channels)
+    if channels % groups:
+        raise ValueError(f"{channels} channels do not divide into {groups} groups; use a multiple")
+    return groups
+
+
+def numbered(p, prefix):  # parameters -> number of `prefix`1, `prefix`2, ... (also 01, 02)
+    """How many stages or units there are; their names count from 1 without a gap."""
+    found = sorted(int(n.removeprefix(prefix)) for n in p if re.fullmatch(rf"{prefix}\d+", n))
+    if found != list(range(1, len(found) + 1)):
+        raise ValueError(f"{prefix} numbers {found} do not count from 1 without a gap")
+    return len(found)

@@ -19,7 +19,8 @@ import numpy as np
 from tqdm import tqdm
 
 from . import checkpoint, command, datasets, evaluate, finetune, masking, optim, options, variants
-from .batches import Batches, fit
+from .architecture import image_channels, is_resnet, token_grid, token_pixels
+from .batches import Batches, fit, portion
 from .in_numpy import masked_vit
 from .params import count, initialise, tree_map
 
@@ -36,11 +37,21 @@ def start(args, dataset):  # -> name, parameters
     else:
         name, args.settings = args.model, {}
         rng = np.random.default_rng([args.seed, datasets.WEIGHTS])
+        variant = variants.parse(args.model)
         sizes = {"image_size": args.image_size, "channels": channels, "classes": classes}
-        params = initialise(variants.parse(args.model), rng, **sizes)
+        sizes["head_bias"] = args.head_bias
+        if args.representation:
+            sizes["representation"] = variant.width
+        params = initialise(variant, rng, **sizes)
     if args.objective != "classes":
+        if "conv_root" in params or is_resnet(params):
+            raise ValueError(
+                f"--objective {args.objective} hides patches; convolutions see their neighbours. "
+                "Choose a model that begins with patches, such as tiny"
+            )
         rng = np.random.default_rng([args.seed, datasets.WEIGHTS, 1])
         params = masking.add_prediction(params, args.objective, rng)
+        masking.check_share(params, args.image_size, args.corrupt)
         name = f"{name}-{args.objective}"
     return name, params
 
@@ -50,8 +61,8 @@ def start_from_file(args, classes):  # -> name, parameters
     params, description = checkpoint.inspect(args.init, head=False)
     grid = args.old_grid or description["grid"]
     if args.image_size is None:
-        args.image_size = finetune.image_size(params, grid)
-    args.settings = {name: description[name] for name in ("gelu_form", "epsilon")}
+        args.image_size = finetune.image_size(params, description, args.old_grid)
+    args.settings = finetune.settings(description)
     options = {"image_size": args.image_size, "classes": classes, "old_grid": grid}
     options["dialect"] = description["dialect"]
     params = finetune.adapt(params, method=args.positions, seed=args.seed, **options)
@@ -85,7 +96,7 @@ def make_engine(args, params):
     options = {"objective": args.objective, "rate": args.dropout, "seed": args.seed}
     options |= {"weight_decay": args.weight_decay, "clip": args.clip, "rule": args.optimizer}
     options |= {"freeze": args.freeze, "keep": args.average, "accumulate": args.accumulate}
-    options["model"] = args.settings | ({"loss": "sigmoid"} if args.loss == "sigmoid" else {})
+    options["model"] = args.settings | ({} if args.loss == "softmax" else {"loss": args.loss})
     if args.backend == "numpy":
         from .engine_numpy import NumPyEngine
 
@@ -176,7 +187,7 @@ class Run:
         return None
 
     def validate(self, done):  # -> why to stop
-        """A row about the held-out images; keep the best weights if patience is limited."""
+        """A row about the held-out images; keep the weights if they are the best so far."""
         images, labels = self.held_out
         result = evaluate.summary(self.logits(images), labels)
         row = {"step": done, "images": done * self.args.batch_size}
@@ -185,14 +196,13 @@ class Run:
         self.since_best += 1
         if result["accuracy"] > self.best_accuracy:
             self.best_accuracy, self.since_best = result["accuracy"], 0
-            if self.args.patience:
-                self.best = done, tree_map(np.copy, self.engine.snapshot())
+            self.best = done, tree_map(np.copy, self.engine.snapshot())
         return "stopped" if 0 < self.args.patience <= self.since_best else None
 
     def logits(self, images):  # uint8 [B, ...] -> [B, classes]
         """Class scores of images of the data set's own size, in parts that fit into memory."""
         args = self.args
-        size = max(args.batch_size, min(500, 50_000 // math.prod(args.image_size)))
+        size = max(args.batch_size // args.accumulate, portion(args.image_size))
         parts = np.array_split(images, max(1, len(images) // 1000))
         fitted = (fit(part, args.image_size, args.channels) for part in parts)
         return np.concatenate([self.engine.logits(part, size) for part in fitted])
@@ -203,7 +213,7 @@ class Run:
 
         args, params = self.args, self.engine.snapshot()
         images = fit(self.dataset.test_images[:SHOWN], args.image_size, args.channels)
-        batch = self.batches.masked(images, 0, 0)
+        batch = self.batches.masked(images, 0, datasets.LOOK)
         said, _ = masked_vit(
             params, datasets.normalise(images), batch["masked"], batch["source"], **args.settings
         )
@@ -215,15 +225,15 @@ class Run:
     def test_masked(self):  # -> loss, accuracy
         """The masked objective on every test image, with a corruption of its own."""
         images, args = self.dataset.test_images, self.args
-        size = max(2, min(500, 50_000 // math.prod(args.image_size)))
+        size = portion(args.image_size, self.engine.multiple)
         total = np.zeros(2)
         for begin in range(0, len(images), size):
             part = fit(images[begin : begin + size], args.image_size, args.channels)
-            numbers = self.engine.measure(self.batches.masked(part, 0, 1, begin))
+            numbers = self.engine.measure(self.batches.masked(part, begin, datasets.TEST))
             total += len(part) * np.array(numbers, np.float64)
         return (total / len(images)).tolist()
 
-    def test(self):  # -> result
+    def test(self, steps):  # -> result
         """Loss and accuracy on every test image, and the pictures."""
         from . import figures
 
@@ -235,21 +245,27 @@ class Run:
             figures.examples(*shown).savefig(self.folder / "examples.png", dpi=100)
         else:
             result = dict(zip(("loss", "accuracy"), self.test_masked(), strict=True))
-        row = {"step": self.args.steps, "images": self.args.steps * self.args.batch_size}
+        row = {"step": steps, "images": steps * self.args.batch_size}
         row["test_loss"] = result["loss"]
         if math.isfinite(result["accuracy"]):
             row["test_accuracy"] = result["accuracy"]
         self.write(row)
-        figures.curves(self.rows).savefig(self.folder / "curves.png", dpi=100)
+        unit = "mean square" if self.args.objective == "pixels" else "nats"
+        figures.curves(self.rows, unit).savefig(self.folder / "curves.png", dpi=100)
         return result
 
     def save(self):  # -> path
-        """The checkpoint; a grid that is no square travels along."""
-        args = self.args
-        rows, columns = (n // p for n, p in zip(args.image_size, args.patch, strict=True))
-        settings = args.settings | ({} if rows == columns else {"grid": [rows, columns]})
-        path = self.folder / "checkpoint.npz"
-        return checkpoint.save(path, self.engine.snapshot(), settings=settings)
+        """The checkpoint; what its shapes will not tell travels along."""
+        params, size = self.engine.snapshot(), self.args.image_size
+        settings, grid = dict(self.args.settings), token_grid(params, size)
+        if grid is None:
+            settings["image_size"] = size
+        else:
+            if grid[0] != grid[1]:
+                settings["grid"] = grid
+            if tuple(n * p for n, p in zip(grid, token_pixels(params), strict=True)) != size:
+                settings["image_size"] = size  # a hybrid's convolutions round up
+        return checkpoint.save(self.folder / "checkpoint.npz", params, settings=settings)
 
     def __call__(self):  # -> exit status
         """Train, save, test."""
@@ -259,18 +275,19 @@ class Run:
             begun = time.perf_counter()
             steps, why = self.train()
             seconds = {"training": time.perf_counter() - begun}
+            kept = steps
             if self.best:
-                self.engine.restore(self.best[1])
+                kept, weights = self.best
+                self.engine.restore(weights)
+                better = f"validation {self.best_accuracy:.2%}, the best of {steps} steps"
+                print(f"kept the weights after step {kept}: {better}")
             path = self.save()
             if why == "diverged":
                 print(DIVERGED, file=sys.stderr)
             if why in ("diverged", "interrupted"):
                 print(f"{why} after {steps} of {self.args.steps} steps; the weights are in {path}")
                 return 130 if why == "interrupted" else 1
-            if self.best:
-                better = f"validation {self.best_accuracy:.2%}, the best of {steps} steps"
-                print(f"kept the weights after step {self.best[0]}: {better}")
-            result = self.test()
+            result = self.test(kept)
         seconds["all"] = time.perf_counter() - self.args.start
         print(self.report(result, seconds, steps))
         print(f"{', '.join(sorted(p.name for p in self.folder.iterdir()))} are in {self.folder}")
@@ -308,14 +325,13 @@ def prepare(args):  # -> Run
     """All that can fail because of what a user asked for."""
     options.check(args)
     dataset, held_out = datasets.load(args.dataset), None
-    if args.validation:
-        dataset, *held_out = datasets.hold_out(dataset, args.validation, args.seed)
     if args.per_class:
         dataset = datasets.few(dataset, args.per_class, args.seed)
+    if args.validation:  # of the few labels, if they are few
+        dataset, *held_out = datasets.hold_out(dataset, args.validation, args.seed)
     options.check_steps(args, len(dataset.train_images))
     name, params = start(args, dataset)
-    *patch, args.channels, _ = params["embedding"]["kernel"].shape
-    args.patch = tuple(patch)
+    args.channels = image_channels(params)
     datasets.with_channels(dataset.train_images[:1], args.channels)
     batches = Batches(
         dataset.train_images,
@@ -323,7 +339,7 @@ def prepare(args):  # -> Run
         len(dataset.classes),
         batch_size=args.batch_size,
         image_size=args.image_size,
-        patch=args.patch,
+        patch=None if is_resnet(params) else token_pixels(params),
         channels=args.channels,
         seed=args.seed,
         objective=args.objective,

@@ -461,16 +461,55 @@ def test_dialects_that_are_not_written(tmp_path, dialect):
     assert not list(tmp_path.iterdir())
 
 
-def test_hybrids_load_but_do_not_run(tmp_path, peers, weights):
-    """Their names are known; a model without its stem would be wrong."""
+def test_hybrids(tmp_path, peers, weights):
+    """NRM-10: norms stored as [1, 1, 1, C] load; other shapes are refused by name."""
     p = weights(peers("hybrid_64x48"))
-    loaded = checkpoint.load(checkpoint.save(tmp_path / "x.npz", p))
+    path = checkpoint.save(tmp_path / "x.npz", p)
+    loaded, description = checkpoint.inspect(path)
     assert flatten(loaded)["gn_root/scale"].shape == (32,)
-    for twin in (in_numpy, in_jax):
-        with pytest.raises(ValueError, match="hybrid"):
-            twin.vit(loaded, np.zeros((1, 64, 48, 3), "float32"))
+    assert (description["stem"], description["stem_width"]) == ((2, 1), 32)
     with pytest.raises(ValueError, match="timm has no equivalent of block1"):
         checkpoint.save(tmp_path / "y", loaded, "timm")
+    flat = flatten(p)
+    for wrong in ((1, 1, 32, 1), (16,)):
+        broken = flat | {"gn_root/scale": np.zeros(wrong, "float32")}
+        checkpoint.save(tmp_path / "z.npz", unflatten(broken))
+        with pytest.raises(
+            checkpoint.CheckpointError, match=r"gn_root/scale has shape .*, not \[32\]"
+        ):
+            checkpoint.load(tmp_path / "z.npz")
+    del flat["block1/unit2/conv2/kernel"]
+    checkpoint.save(tmp_path / "z.npz", unflatten(flat))
+    with pytest.raises(checkpoint.CheckpointError, match="missing block1/unit2/conv2/kernel"):
+        checkpoint.load(tmp_path / "z.npz")
+
+
+def test_bit(tmp_path, peers, weights):
+    """BiT's own names, numbered layers and norms of four axes included; round trip to the byte."""
+    p = weights(peers("bit_64x64"))
+    path = checkpoint.save(tmp_path / "x.npz", p)
+    loaded, description = checkpoint.inspect(path)
+    assert (description["dialect"], description["units"], description["width"]) == (
+        "bit",
+        (1, 2),
+        32,
+    )
+    assert (description["classes"], description["channels"]) == (7, 3)
+    assert checkpoint.save(tmp_path / "y.npz", loaded).read_bytes() == path.read_bytes()
+    old = {}
+    for i, (name, array) in enumerate(flatten(p).items()):
+        name = name.replace("standardized_conv2d/", f"standardized_conv2d_{i}/")
+        old[name] = array[None, None, None] if name.endswith(("gamma", "beta")) else array
+    checkpoint.save(tmp_path / "z.npz", unflatten(old))
+    for name, array in flatten(checkpoint.load(tmp_path / "z.npz")).items():
+        np.testing.assert_array_equal(array, flatten(p)[name])
+    with pytest.raises(ValueError, match="a ResNet has names of its own, not those of timm"):
+        checkpoint.save(tmp_path / "t", loaded, "timm")
+    flat = flatten(p)
+    del flat["resnet/group_norm/beta"]
+    checkpoint.save(tmp_path / "w.npz", unflatten(flat))
+    with pytest.raises(checkpoint.CheckpointError, match="missing resnet/group_norm/beta"):
+        checkpoint.load(tmp_path / "w.npz")
 
 
 def test_links_and_permissions(tmp_path):

@@ -1,5 +1,6 @@
 """A training step on threads and on a mesh of devices."""
 
+import warnings
 from dataclasses import replace
 
 import jax
@@ -175,19 +176,47 @@ def test_accumulation_is_the_whole_batch(variant):
         np.testing.assert_allclose(np.array(got, float), np.array(expected, float), rtol=1e-6)
         for name, leaf in flatten(parts.snapshot()).items():
             np.testing.assert_allclose(leaf, flatten(whole.snapshot())[name], rtol=0, atol=4e-6)
-    with pytest.raises(ValueError, match="24 images do not divide over 2 devices times 5 parts"):
-        JaxEngine(p, batch_size=24, accumulate=5).step(0, BATCH, 1.0)
+    with pytest.raises(ValueError, match="22 images do not divide over 2 devices times 3 parts"):
+        JaxEngine(p, batch_size=24, accumulate=3).step(0, batch_of(22), 1.0)
 
 
 def test_accumulation_drops_by_part():
-    """Dropout's masks of the parts differ: two halves of the same images have two losses."""
-    twice = {name: np.concatenate([array[:8], array[:8]]) for name, array in BATCH.items()}
-    for engine in engines(model_once(), batch_size=16, rate=0.5, accumulate=2):
-        together = float(engine.step(0, twice, 0.0)[0])
-        again = float(engine.step(0, twice, 0.0)[0])
-        assert together == again
-    halves = [JaxEngine(model_once(), batch_size=8, rate=0.5), engine]
-    assert float(halves[0].step(0, {n: a[:8] for n, a in twice.items()}, 0.0)[0]) != together
+    """Dropout's masks of the parts differ.
+
+    All images are the same, one a part. Were the masks the same too, then two parts on each of two
+    devices (or threads) would have the loss of one part on each.
+    """
+    one, options = {name: array[:1] for name, array in BATCH.items()}, {"rate": 0.5}
+    for number in (0, 1):
+        losses = []
+        for parts in (1, 2):
+            batch = {name: array.repeat(2 * parts, axis=0) for name, array in one.items()}
+            pair = engines(model_once(), batch_size=2 * parts, accumulate=parts, **options)
+            losses.append(float(pair[number].step(0, batch, 0.0)[0]))
+        assert losses[0] != losses[1]
+
+
+def test_accumulation_needs_no_more_images_than_it_has():
+    """Four parts of four images: one device; two parts: both."""
+    sizes = []
+    for parts in (2, 4):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            engine = JaxEngine(model_once(), batch_size=4, accumulate=parts)
+        engine.step(0, batch_of(4), 0.0)
+        sizes.append(engine.mesh.size)
+    assert sizes == [2, 1]
+
+
+def test_measure_counts_every_image():
+    """Also those that do not divide over the devices; without dropout."""
+    p = masking.add_prediction(model_once(), "mean-color", 0)
+    batch = masking.corrupt_batch(IMAGES[:5], "mean-color", (4, 4), np.random.default_rng(0))
+    for count in (1, 4, 5):
+        part = {name: array[:count] for name, array in batch.items()}
+        loss, _, accuracy = loss_and_gradient(p, part, "mean-color")
+        for engine in engines(p, objective="mean-color", rate=0.5):
+            np.testing.assert_allclose(engine.measure(part), [loss, accuracy], rtol=1e-5)
 
 
 @pytest.mark.parametrize("objective", masking.OBJECTIVES)

@@ -258,12 +258,15 @@ def test_adapt():
     for name, leaf in flatten(new).items():
         if not name.startswith("head") and "posembed" not in name:
             assert leaf is flatten(p)[name]
-    assert finetune.image_size(p) == (8, 8)
-    assert finetune.image_size(new, (2, 3)) == (8, 12)
+    told = {"grid": None}
+    assert finetune.image_size(p, told) == (8, 8)
+    assert finetune.image_size(new, told, (2, 3)) == (8, 12)
+    assert finetune.image_size(new, {"grid": [2, 3]}) == (8, 12)
+    assert finetune.image_size(new, {"grid": [2, 3], "image_size": [7, 11]}) == (7, 11)
     blind = params.initialise(variant, 0, image_size=8, positions=False)
     assert "posembed_input" not in finetune.adapt(blind, image_size=16, classes=3)["Transformer"]
     with pytest.raises(ValueError, match="no positions"):
-        finetune.image_size(blind)
+        finetune.image_size(blind, told)
 
 
 @pytest.mark.parametrize("text", ["", "0", "x", "28x", "-3", "28x0", "1.5"])

@@ -43,6 +43,7 @@ BELOW_THE_TWINS = (
     "images",
     "machine",
     "masking",
+    "architecture",
     "augmentation",
     "command",
     "options",

@@ -49,6 +49,14 @@ def test_table_3(row):
     assert (recipe.batch_size, recipe.warmup_steps, recipe.image_size) == (4096, 10_000, 224)
     assert recipe.optimizer == "adamw"
     assert recipe.loss == ("sigmoid" if name == "imagenet-21k" else "softmax")
+    assert recipe.head_bias == (-10 if name == "imagenet-21k" else 0)
+    assert recipe.representation == (name == "imagenet-21k")
+    both = {
+        ("L/16", "jft"): (7, 14),
+        ("R50+L/16", "jft"): (7, 14),
+        ("L/16", "imagenet-21k"): (30, 90),
+    }
+    assert recipe.epochs_tried == both.get((model, name), ())
 
 
 @pytest.mark.parametrize(("name", "steps", "sweep", "held_out"), TABLE_4)
@@ -58,6 +66,7 @@ def test_table_4(name, steps, sweep, held_out):
     assert recipe.learning_rate in (sweep or (0.01,))
     assert (recipe.batch_size, recipe.image_size, recipe.clip) == (512, 384, 1.0)
     assert (recipe.optimizer, recipe.decay, recipe.weight_decay) == ("sgd", "cosine", 0.0)
+    assert recipe.warmup_steps == (100 if steps == 500 else 500)
 
 
 def test_masked():
@@ -65,6 +74,7 @@ def test_masked():
     recipe = recipes.find("masked", "B/16")
     assert (recipe.steps, recipe.batch_size, recipe.warmup_steps) == (1_000_000, 4096, 10_000)
     assert (recipe.learning_rate, recipe.decay, recipe.objective) == (2e-4, "cosine", "mean-color")
+    assert (recipe.clip, recipe.weight_decay, recipe.dropout) == (0, 0, 0)
 
 
 def test_errors_name_what_there_is():

@@ -93,8 +93,78 @@ def test_dots_can_be_counted(drawn):
     images, labels = drawn
     pale = (images.min(-1) > 175).astype(int)
     counts = [ndimage.label(p, np.ones((3, 3)))[1] for p in pale]
-    # Two dots may stand in neighbouring cells and touch, and a bright background may be pale.
-    assert (np.array(counts) == labels["count"] + 1).mean() > 0.9
+    np.testing.assert_array_equal(counts, labels["count"] + 1)
+
+
+def flooded_dots(image):
+    """Centres of the pale spots, in shares of the side."""
+    ndimage = pytest.importorskip("scipy.ndimage")
+    spots, count = ndimage.label(image.min(-1) > 175, np.ones((3, 3)))
+    weights = image.min(-1).astype(float)
+    centres = ndimage.center_of_mass(weights, spots, range(1, count + 1))
+    return (np.array(centres) + 0.5) / len(image)
+
+
+def test_distance_label_is_of_the_picture(monkeypatch):
+    """The shape's centre as drawn, dots found by flooding: the band that the label says."""
+    centres = []
+    monkeypatch.setattr(
+        synthetic,
+        "draw_shapes",
+        lambda rng, picture, labels, centre, pixels: centres.append(centre),
+    )
+    images, labels = synthetic.draw(np.random.default_rng(3), 200, 64)
+    wrong = 0
+    for image, centre, label in zip(images, centres[0], labels["distance"], strict=True):
+        nearest = np.linalg.norm(flooded_dots(image) - centre, axis=1).min()
+        low, high = synthetic.DISTANCES[label], synthetic.DISTANCES[label + 1]
+        # A dot's centre is found to about a third of a pixel.
+        wrong += not low - 0.006 < nearest < (high + 0.006 if label < 3 else 2)
+    assert wrong == 0
+
+
+@pytest.mark.parametrize("number", range(len(QUESTIONS["orientation"])))
+def test_stripes_run_as_labelled(number):
+    """Brightness changes most across the stripes: the mean structure tensor gives the angle."""
+    rng, size = np.random.default_rng(number), 64
+    labels = {"shape": np.zeros(40, int), "color": np.zeros(40, int)}
+    labels["orientation"] = np.full(40, number)
+    picture = np.zeros((40, size, size, 3), "float32")
+    centre = np.full((40, 2), 0.5, "float32")
+    pixels = (np.arange(size, dtype="float32") + 0.5) / size
+    synthetic.draw_shapes(rng, picture, labels, centre, pixels)
+    middle = picture[:, 26:38, 26:38].max(-1).astype(float)
+    dy, dx = np.gradient(middle, axis=(1, 2))
+    angle = 0.5 * np.arctan2(2 * (dx * dy).sum((1, 2)), (dx * dx - dy * dy).sum((1, 2)))
+    # Across "|" is 0 degrees, across "/" 45 (downwards to the right), and so on; 11 are drawn off.
+    off = (np.degrees(angle) - 45 * number + 90) % 180 - 90
+    assert np.abs(off).max() < 22.5
+
+
+@pytest.mark.parametrize("number", range(len(QUESTIONS["shape"])))
+def test_shapes_are_those_of_their_labels(number):
+    """What is painted is inside the outline of the label's shape, and of no other as well."""
+    size, count = 96, 20
+    labels = {n: np.zeros(count, int) for n in ("color", "orientation")}
+    labels["shape"] = np.full(count, number)
+    picture = np.zeros((count, size, size, 3), "float32")
+    pixels = (np.arange(size, dtype="float32") + 0.5) / size
+    centre = np.full((count, 2), 0.5, "float32")
+    synthetic.draw_shapes(np.random.default_rng(0), picture, labels, centre, pixels)
+    rng = np.random.default_rng(0)  # the same radius and turn
+    radius, turn = rng.uniform(0.13, 0.19, count), rng.uniform(0, 2 * np.pi, count)
+    overlap = []
+    for kind in QUESTIONS["shape"]:
+        y, x = (
+            ((pixels - 0.5) / radius[:, None])[:, :, None],
+            ((pixels - 0.5) / radius[:, None])[:, None],
+        )
+        cos, sin = np.cos(turn)[:, None, None], np.sin(turn)[:, None, None]
+        inside = synthetic.outline(kind, cos * x - sin * y, sin * x + cos * y) < 0
+        painted = picture.max(-1) > 0.3
+        overlap.append((inside & painted).sum() / (inside | painted).sum())
+    assert np.argmax(overlap) == number
+    assert overlap[number] > 0.9
 
 
 def test_dots_keep_their_distance():

@@ -1,6 +1,7 @@
 """The command line: what it writes, and what it says to wrong input."""
 
 import csv
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from PIL import Image
 
 from minivit import checkpoint, datasets, options, recipes, train
 from minivit.in_numpy import vit
-from minivit.params import flatten
+from minivit.params import flatten, is_head
 
 SHORT = ["--tiny", "--steps", "4", "--batch-size", "8", "--log-every", "2"]
 
@@ -153,7 +154,6 @@ def test_default_folders_do_not_overwrite(tmp_path, monkeypatch):
         (["--init", "absent.npz"], "absent.npz"),
         (["--tiny", "--recipe", "best"], "unknown recipe 'best'; choose one of laptop"),
         (["--tiny", "--recipe", "jft"], "recipe jft is for B/*"),
-        (["--tiny", "--recipe", "imagenet", "--image-size", "28"], "--warmup-steps 10000 must"),
         (["--tiny", "--steps", "3", "--epochs", "1"], "give one of them"),
         (["--tiny", "--epochs", "0"], "--epochs is 0"),
         (["--tiny", "--accumulate", "3"], "--accumulate 3 does not divide 64 images"),
@@ -162,9 +162,15 @@ def test_default_folders_do_not_overwrite(tmp_path, monkeypatch):
         (["--tiny", "--crop-area", "0"], "--crop-area is 0.0; it must be above 0 and at most 1"),
         (["--tiny", "--per-class", "9999"], "class 0 has 6000 training images, 9999 a class"),
         (["--tiny", "--per-class", "2"], "--batch-size 64 exceeds 20 training images"),
-        (["--tiny", "--objective", "pixels", "--mixup", "0.2"], "--mixup needs classes"),
+        (["--tiny", "--objective", "pixels", "--mixup", "0.2"], "--mixup is about labels"),
         (["--tiny", "--objective", "pixels", "--per-class", "5"], "--per-class is about labels"),
-        (["--tiny", "--objective", "pixels", "--validation", "0.1"], "--validation needs classes"),
+        (["--tiny", "--objective", "pixels", "--validation", "0.1"], "--validation is about"),
+        (["--tiny", "--objective", "pixels", "--loss", "sigmoid"], "--loss is about labels"),
+        (["--tiny", "--objective", "pixels", "--freeze"], "--freeze is about labels"),
+        (["--tiny", "--objective", "pixels", "--corrupt", "0.03"], "corrupts none of 16 patches"),
+        (["--model", "tiny-hybrid", "--objective", "pixels"], "convolutions see their neighbours"),
+        (["--model", "tiny-resnet", "--dropout", "0.1"], "a ResNet has no dropout"),
+        (["--init", "x.npz", "--head-bias", "-10"], "are for a new model"),
         (["--model", "tiny/2", "--objective", "downsampled"], "2 pixels cannot be shrunk to 4"),
         (["--tiny", "--dataset", "shapes:taste"], "unknown labels 'taste'"),
         (["--tiny", "--dataset", "fashion-mnist:color"], "unknown data set 'fashion-mnist:color'"),
@@ -235,6 +241,17 @@ def test_recipes_fill_in_what_is_not_given():
     args = checked("--tiny", "--epochs", "2")
     options.check_steps(args, 60_000)
     assert (args.steps, args.warmup_steps) == (1875, 187)
+    assert checked("--model", "ViT-B_16", "--recipe", "jft").learning_rate == 8e-4
+    assert checked("--model", "vit_tiny").image_size == (28, 28)
+    args = checked("--model", "B/16", "--recipe", "imagenet-21k")
+    assert (args.loss, args.head_bias, args.representation) == ("sigmoid", -10, True)
+    args = checked("--model", "B/16", "--recipe", "imagenet-21k", "--objective", "pixels")
+    assert (args.loss, args.head_bias, args.representation) == ("softmax", 0, False)
+    with pytest.warns(
+        UserWarning, match="warm-up of 10000 steps is for a longer run than 1318 steps"
+    ):
+        options.check_steps(args, 60_000)
+    assert args.warmup_steps == 131
     for recipe in recipes.RECIPES:
         model = {"B/*": "B/16", "*": "B/16", "L/*": "L/16"}.get(recipe.models, recipe.models)
         if not model.startswith("R"):
@@ -324,6 +341,8 @@ def test_the_best_weights_are_kept(backend, tmp_path, capsys):
     accuracies = [float(row["validation_accuracy"]) for row in rows]
     assert int(rows[-1]["step"]) < 300
     best = int(np.argmax(accuracies))
+    test = next(row for row in read_metrics(tmp_path / "x") if row["test_loss"])
+    assert test["step"] == rows[best]["step"]
     assert best == len(accuracies) - 3
     text = capsys.readouterr().out
     assert f"kept the weights after step {rows[best]['step']}: validation" in text
@@ -332,6 +351,25 @@ def test_the_best_weights_are_kept(backend, tmp_path, capsys):
     _, images, labels = datasets.hold_out(dataset, 0.3, 0)
     logits, _ = vit(checkpoint.load(tmp_path / "x" / "checkpoint.npz"), datasets.normalise(images))
     assert (logits.argmax(-1) == labels).mean() == pytest.approx(accuracies[best], abs=0.012)
+
+
+@pytest.mark.usefixtures("small_data")
+@pytest.mark.parametrize("backend", ["jax", "numpy"])
+@pytest.mark.parametrize("model", ["tiny-hybrid", "tiny-resnet"])
+def test_the_other_families(model, backend, tmp_path, capsys):
+    """Train, look into the file, fine-tune the head alone at the size that the file knows."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    common = [*SHORT[1:], "--backend", backend]
+    assert train.main(["--model", model, *common, "--output", str(first)]) == 0
+    path = first / "checkpoint.npz"
+    text = show(path, capsys)
+    assert re.search(rf"variant +{model}", text)
+    assert re.search(r"image_size +\[28, 28\]", text)
+    options = ["--init", str(path), "--freeze", "--learning-rate", "0.1"]
+    assert train.main([*options, *SHORT[1:], "--backend", "numpy", "--output", str(second)]) == 0
+    p, q = (flatten(checkpoint.load(folder / "checkpoint.npz")) for folder in (first, second))
+    for name in p:
+        assert (p[name] != q[name]).any() == is_head(name), name
 
 
 @pytest.mark.usefixtures("small_data")

@@ -1,6 +1,7 @@
 """Every piece, NumPy against JAX: output and all gradients, float64 and float32."""
 
 import sys
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,6 +12,8 @@ from minivit import in_jax, in_numpy, masking, params, variants
 from minivit.params import flatten, tree_map
 
 VARIANT = variants.Variant("small", patch=4, width=12, mlp=20, heads=3, blocks=2)
+HYBRID = replace(VARIANT, patch=1, stem=(2, 1), stem_width=4)
+RESNET = variants.ResNet("small", units=(2, 1), width=4)
 # Permutations, each the gradient of the other (test_patches), and constants: no `back`.
 PLAIN = {"patchify", "unpatchify", "smooth_labels", "sincos2d", "resize_kernel"}
 
@@ -43,6 +46,14 @@ def cases():
     maskable |= {"mask": draw((1, 1, 12)), "prediction": block["MlpBlock_3"]["Dense_0"]}
     colors = maskable | {"prediction": {"kernel": draw((12, 8)), "bias": draw(8)}}
     pixels = maskable | {"prediction": {"kernel": draw((12, 32)), "bias": draw(32)}}
+    small = {"image_size": (24, 40), "channels": 2, "classes": 5}
+    hybrid, resnet = (
+        tree_map(
+            lambda leaf: rng.normal(scale=0.5, size=leaf.shape), params.initialise(v, 0, **small)
+        )
+        for v in (HYBRID, RESNET)
+    )
+    units, photo = resnet["resnet"], draw((2, 24, 40, 2))
     registers = p | {"cls": draw((1, 3, 12)), "Transformer": dict(p["Transformer"])}
     del registers["Transformer"]["posembed_input"]
     return [
@@ -93,6 +104,30 @@ def cases():
         ("over_corrupted", (draw((3, 6)), chosen.corrupted), {}),
         ("color_loss", (draw((3, 6, 8)), labels, chosen.corrupted), {}),
         ("pixel_loss", (draw((3, 6, 8)), draw((3, 6, 8)), chosen.corrupted), {}),
+        ("conv2d", ({"kernel": draw((3, 2, 2, 5))}, images), {}),
+        ("conv2d", ({"kernel": draw((3, 3, 2, 5))}, images), {"stride": 2}),
+        ("conv2d", ({"kernel": draw((3, 3, 2, 5))}, images), {"stride": 2, "padding": 1}),
+        ("conv2d", ({"kernel": draw((1, 1, 2, 5))}, images), {"stride": 2, "padding": 0}),
+        ("standardise_kernel", (draw((3, 3, 2, 5)),), {}),
+        ("standardise_kernel", (draw((3, 3, 2, 5)),), {"form": "bit"}),
+        ("std_conv", ({"kernel": draw((3, 3, 2, 5))}, images), {"stride": 2}),
+        ("max_pool", (images,), {}),
+        ("max_pool", (draw((3, 7, 9, 2)),), {}),
+        ("max_pool", (images - 1,), {"padding": 1}),
+        ("group_norm", ({"scale": draw(64), "bias": draw(64)}, draw((3, 4, 5, 64))), {}),
+        ("group_norm", ({"scale": draw(6), "bias": draw(6)}, draw((3, 4, 5, 6))), {"epsilon": 0.1}),
+        ("relu", (x,), {}),
+        ("bottleneck", (hybrid["block2"]["unit1"], draw((2, 6, 8, 16))), {"stride": 2}),
+        ("bottleneck", (hybrid["block1"]["unit2"], draw((2, 3, 4, 16))), {}),
+        ("stem", ({n: v for n, v in hybrid.items() if n[0] in "bcg" and n != "cls"}, photo), {}),
+        ("embed", ({n: v for n, v in hybrid.items() if n[0] in "bceg" and n != "cls"}, photo), {}),
+        ("embed", ({"embedding": p["embedding"]}, images), {}),
+        ("vit", (hybrid, photo), {}),
+        ("model", (hybrid, photo), {"rate": 0.4}),
+        ("preactivation_unit", (units["block2"]["unit01"], draw((2, 6, 8, 16))), {"stride": 2}),
+        ("preactivation_unit", (units["block1"]["unit02"], draw((2, 3, 4, 16))), {}),
+        ("bit", (resnet, photo), {}),
+        ("model", (resnet, photo), {}),
         ("smooth_labels", (np.array([0, 4, 2]), 5, 0.1, "float64"), {}),
         ("softmax_cross_entropy", (5 * draw((3, 5)), targets), {}),
         ("sigmoid_cross_entropy", (5 * draw((3, 5)), targets), {}),

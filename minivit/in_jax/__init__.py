@@ -5,14 +5,17 @@ Each piece is `y = piece(p, x)` where the NumPy twin has `y, back = piece(p, x)`
 """
 
 from .attention import attention, cross_attention, scaled_dot_product, softmax
+from .convolution import conv2d, max_pool, standardise_kernel, std_conv
 from .dropout import dropout
 from .head import attention_pool, head, pool, pre_logits
 from .losses import sigmoid_cross_entropy, smooth_labels, softmax_cross_entropy
 from .masked import color_loss, corrupt, masked_vit, over_corrupted, pixel_loss
 from .mlp import dense, gelu, mlp
-from .norms import layer_norm
+from .model import model
+from .norms import group_norm, layer_norm
 from .objectives import OBJECTIVES, classification, masked_colors, masked_pixels
 from .patches import patch_embedding, patchify, resize_kernel, unpatchify
 from .positions import add_class_token, add_positions, resize, sincos2d
+from .resnet import bit, bottleneck, preactivation_unit, relu, stem
 from .ridge import ridge
-from .vit import encoder, encoder_block, scan_blocks, vit
+from .vit import embed, encoder, encoder_block, scan_blocks, vit

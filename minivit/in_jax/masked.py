@@ -4,9 +4,8 @@ import jax.numpy as jnp
 
 from .losses import softmax_cross_entropy
 from .mlp import dense
-from .patches import patch_embedding
 from .positions import add_class_token
-from .vit import encoder
+from .vit import embed, encoder
 
 
 def corrupt(mask, x, masked, source):  # [1, 1, D], [B, N, D], 2 x [B, N] -> [B, N, D]
@@ -16,7 +15,7 @@ def corrupt(mask, x, masked, source):  # [1, 1, D], [B, N, D], 2 x [B, N] -> [B,
 
 def masked_vit(p, images, masked, source, **options):  # [B, height, width, C] -> [B, N, outputs]
     """What the encoder says of every patch when some of their embeddings are corrupted."""
-    grid = patch_embedding(p["embedding"], images)
+    grid = embed(p, images)
     x = corrupt(p["mask"], grid.reshape(len(grid), -1, grid.shape[-1]), masked, source)
     prefix = p["cls"].shape[1] if "cls" in p else 0
     if prefix:

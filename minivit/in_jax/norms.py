@@ -5,26 +5,28 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def standardise(x, epsilon):  # [..., D] -> [..., D]
-    """Mean 0 and variance 1 along the last axis."""
-    return keep_deviation(x, epsilon)[0]
+from ..shapes import groups_of
 
 
-def keep_deviation(x, epsilon):
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def standardise(x, epsilon, axes=-1):
+    """Mean 0 and variance 1 along some axes."""
+    return keep_deviation(x, epsilon, axes)[0]
+
+
+def keep_deviation(x, epsilon, axes):
     """Keep the result and the deviation, not x."""
-    centred = x - x.mean(-1, keepdims=True)
-    deviation = jnp.sqrt((centred * centred).mean(-1, keepdims=True) + epsilon)
+    centred = x - x.mean(axes, keepdims=True)
+    deviation = jnp.sqrt((centred * centred).mean(axes, keepdims=True) + epsilon)
     normal = centred / deviation
     return normal, (normal, deviation)
 
 
-def back_by_hand(epsilon, kept, dnormal):
+def back_by_hand(epsilon, axes, kept, dnormal):
     """As in the NumPy twin: less to compile than what autodiff makes of it, and faster."""
     normal, deviation = kept
-    shift = dnormal.mean(-1, keepdims=True)
-    stretch = (dnormal * normal).mean(-1, keepdims=True)
+    shift = dnormal.mean(axes, keepdims=True)
+    stretch = (dnormal * normal).mean(axes, keepdims=True)
     return ((dnormal - shift - normal * stretch) / deviation,)
 
 
@@ -35,3 +37,11 @@ def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
     """Give every token mean 0 and variance 1, then scale and shift each feature (section 3.1)."""
     wide = x.astype(jnp.promote_types(x.dtype, "float32"))
     return (standardise(wide, epsilon) * p["scale"] + p["bias"]).astype(x.dtype)
+
+
+def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, width, C]
+    """Give each group of channels of each image mean 0 and variance 1, then scale and shift."""
+    groups = groups_of(x.shape[-1])
+    grouped = x.reshape(len(x), -1, groups, x.shape[-1] // groups)  # [B, pixels, G, C/G]
+    normal = standardise(grouped, epsilon, (1, 3)).reshape(x.shape)
+    return normal * p["scale"] + p["bias"]

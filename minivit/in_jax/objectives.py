@@ -4,8 +4,8 @@ import jax.numpy as jnp
 
 from .losses import sigmoid_cross_entropy, softmax_cross_entropy
 from .masked import color_loss, masked_vit, pixel_loss
+from .model import model
 from .patches import patchify
-from .vit import vit
 
 
 def classification(p, images, targets, *, loss="softmax", metrics=None, **options):  # -> number
@@ -13,7 +13,7 @@ def classification(p, images, targets, *, loss="softmax", metrics=None, **option
 
     Options and `metrics` are those of the NumPy twin.
     """
-    logits = vit(p, images, **options)
+    logits = model(p, images, **options)
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[loss]
     if metrics is not None:
         metrics["accuracy"] = (logits.argmax(-1) == targets.argmax(-1)).mean()

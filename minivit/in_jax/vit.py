@@ -2,7 +2,7 @@
 
 import jax
 
-from ..shapes import check_stem, depth
+from ..shapes import depth
 from .attention import attention
 from .dropout import dropout, split
 from .head import attention_pool, head, pool, pre_logits
@@ -10,6 +10,7 @@ from .mlp import mlp
 from .norms import layer_norm
 from .patches import patch_embedding
 from .positions import add_class_token, add_positions
+from .resnet import stem
 
 
 def encoder_block(p, x, *, gelu_form="tanh", epsilon=1e-6, rate=0.0, rng=None, out=None):
@@ -65,6 +66,15 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
     return layer_norm(p["encoder_norm"], x, epsilon)
 
 
+def embed(p, images, out=None):  # [B, height, width, C] -> [B, h, w, D]
+    """The grid of patch embeddings: of the image, or in a hybrid of its stem's feature map."""
+    x = stem(p, images, out) if "conv_root" in p else images
+    grid = patch_embedding(p["embedding"], x)
+    if out is not None:
+        out["patch_embedding"] = grid
+    return grid
+
+
 def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C] -> [B, classes]
     """The whole model (eqs. 1 to 4): images in [-1, 1] to class scores.
 
@@ -72,8 +82,7 @@ def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C]
     a JAX key. Under `jax.jit`, make `out` inside the function and return it. Gradients are for
     reverse mode (`jax.grad`, `jax.vjp`); attention's is written by hand and has no forward mode.
     """
-    check_stem(p)
-    grid = patch_embedding(p["embedding"], images)
+    grid = embed(p, images, out)
     x = grid.reshape(len(grid), -1, grid.shape[-1])
     if "cls" in p:
         x = add_class_token(p["cls"], x)
@@ -88,5 +97,5 @@ def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C]
     if "head" in p:
         y = head(p["head"], y)
     if out is not None:
-        out |= {"patch_embedding": grid, "encoded": encoded, "pre_logits": features, "logits": y}
+        out |= {"encoded": encoded, "pre_logits": features, "logits": y}
     return y

@@ -4,9 +4,8 @@ import numpy as np
 
 from .losses import softmax_cross_entropy
 from .mlp import dense
-from .patches import patch_embedding
 from .positions import add_class_token
-from .vit import encoder
+from .vit import embed, encoder
 
 
 def corrupt(mask, x, masked, source):  # [1, 1, D], [B, N, D], 2 x [B, N] -> [B, N, D]
@@ -27,7 +26,7 @@ def masked_vit(p, images, masked, source, **options):  # [B, height, width, C] -
 
     The parameters are those of `vit` with `mask` [1, 1, D] and `prediction` in place of `head`.
     """
-    grid, back_embedding = patch_embedding(p["embedding"], images)
+    grid, back_embed = embed(p, images)
     x, back_corrupt = corrupt(
         p["mask"], grid.reshape(len(grid), -1, grid.shape[-1]), masked, source
     )
@@ -44,8 +43,8 @@ def masked_vit(p, images, masked, source, **options):  # [B, height, width, C] -
         if prefix:
             dp["cls"], dx = back_cls(dx)
         dp["mask"], dx = back_corrupt(dx)
-        dp["embedding"], dimages = back_embedding(dx.reshape(grid.shape))
-        return dp, dimages
+        dembed, dimages = back_embed(dx.reshape(grid.shape))
+        return dp | dembed, dimages
 
     return y, back
 

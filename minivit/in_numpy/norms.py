@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from ..shapes import groups_of
+
 
 def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
     """Give every token mean 0 and variance 1, then scale and shift each feature (section 3.1).
@@ -25,5 +27,29 @@ def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
         shift = dnormal.mean(-1, keepdims=True)
         stretch = (dnormal * normal).mean(-1, keepdims=True)
         return dp, ((dnormal - shift - normal * stretch) / deviation).astype(dtype, copy=False)
+
+    return y, back
+
+
+def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, width, C]
+    """Give each group of channels of each image mean 0 and variance 1, then scale and shift.
+
+    32 groups, or one a channel where there are fewer (arXiv 1803.08494). vit_jax's hybrid uses
+    epsilon 1e-6, BiT 1e-5. The variance is that of the centred values, so a large mean does no
+    harm.
+    """
+    groups = groups_of(x.shape[-1])
+    grouped = x.reshape(len(x), -1, groups, x.shape[-1] // groups)  # [B, pixels, G, C/G]
+    centred = grouped - grouped.mean((1, 3), keepdims=True)
+    deviation = np.sqrt((centred * centred).mean((1, 3), keepdims=True) + epsilon)
+    normal = centred / deviation
+    y = normal.reshape(x.shape) * p["scale"] + p["bias"]
+
+    def back(dy):  # as in `layer_norm`, over other axes
+        dp = {"scale": (dy * normal.reshape(x.shape)).sum((0, 1, 2)), "bias": dy.sum((0, 1, 2))}
+        dnormal = (dy * p["scale"]).reshape(grouped.shape)
+        shift = dnormal.mean((1, 3), keepdims=True)
+        stretch = (dnormal * normal).mean((1, 3), keepdims=True)
+        return dp, ((dnormal - shift - normal * stretch) / deviation).reshape(x.shape)
 
     return y, back

@@ -4,8 +4,8 @@ import numpy as np
 
 from .losses import sigmoid_cross_entropy, softmax_cross_entropy
 from .masked import color_loss, masked_vit, pixel_loss
+from .model import model
 from .patches import patchify, unpatchify
-from .vit import vit
 
 
 def classification(p, images, targets, *, loss="softmax", metrics=None, **options):  # -> number
@@ -15,14 +15,14 @@ def classification(p, images, targets, *, loss="softmax", metrics=None, **option
     `metrics` receives `accuracy`: how often the best score is at the largest target. Options of
     every objective: those of `vit`.
     """
-    logits, back_vit = vit(p, images, **options)
+    logits, back_model = model(p, images, **options)
     cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[loss]
     losses, back_losses = cross_entropy(logits, targets)
     if metrics is not None:
         metrics["accuracy"] = (logits.argmax(-1) == targets.argmax(-1)).mean()
 
     def back(dloss):
-        return back_vit(back_losses(np.full_like(losses, dloss / len(losses))))
+        return back_model(back_losses(np.full_like(losses, dloss / len(losses))))
 
     return losses.mean(), back
 

@@ -1,6 +1,6 @@
 """The Vision Transformer: blocks, encoder, and the whole model."""
 
-from ..shapes import check_stem, depth
+from ..shapes import depth
 from .attention import attention
 from .dropout import dropout
 from .head import attention_pool, head, pool, pre_logits
@@ -8,6 +8,7 @@ from .mlp import mlp
 from .norms import layer_norm
 from .patches import patch_embedding
 from .positions import add_class_token, add_positions
+from .resnet import stem
 
 
 def encoder_block(p, x, *, gelu_form="tanh", epsilon=1e-6, rate=0.0, rng=None, out=None):
@@ -70,6 +71,23 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
     return y, back
 
 
+def embed(p, images, out=None):  # [B, height, width, C] -> [B, h, w, D]
+    """The grid of patch embeddings: of the image, or in a hybrid of its stem's feature map."""
+    x, hybrid = images, "conv_root" in p
+    if hybrid:
+        x, back_stem = stem(p, images, out)
+    grid, back_embedding = patch_embedding(p["embedding"], x)
+    if out is not None:
+        out["patch_embedding"] = grid
+
+    def back(dgrid):
+        dembedding, dx = back_embedding(dgrid)
+        dstem, dx = back_stem(dx) if hybrid else ({}, dx)
+        return dstem | {"embedding": dembedding}, dx
+
+    return grid, back
+
+
 def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C] -> [B, classes]
     """The whole model (eqs. 1 to 4): images in [-1, 1] to class scores.
 
@@ -80,8 +98,7 @@ def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C]
     A dictionary `out` receives the intermediates by name: patch_embedding, tokens,
     block{i} and its _ln1, _attention, _mha, _ln2, _mlp, then encoded, pre_logits, logits.
     """
-    check_stem(p)
-    grid, back_embedding = patch_embedding(p["embedding"], images)
+    grid, back_embed = embed(p, images, out)
     x = grid.reshape(len(grid), -1, grid.shape[-1])
     if "cls" in p:
         x, back_cls = add_class_token(p["cls"], x)
@@ -96,7 +113,7 @@ def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C]
     if "head" in p:
         y, back_head = head(p["head"], y)
     if out is not None:
-        out |= {"patch_embedding": grid, "encoded": encoded, "pre_logits": features, "logits": y}
+        out |= {"encoded": encoded, "pre_logits": features, "logits": y}
 
     def back(dy):
         dp = {}
@@ -111,7 +128,7 @@ def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C]
         dp["Transformer"], dx = back_encoder(dy)
         if "cls" in p:
             dp["cls"], dx = back_cls(dx)
-        dp["embedding"], dimages = back_embedding(dx.reshape(grid.shape))
-        return dp, dimages
+        dembed, dimages = back_embed(dx.reshape(grid.shape))
+        return dp | dembed, dimages
 
     return y, back
