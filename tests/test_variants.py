@@ -1,5 +1,7 @@
 """Official counts, names, and operations against XLA's own analysis."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +22,19 @@ OFFICIAL = {
     "L/32": (306_535_400, 392, 49),
     "H/14": (632_045_800, 520, 256),
 }
+HYBRIDS = {
+    "R+Ti/16": (6_337_704, 203, 49),
+    "R26+S/32": (36_431_912, 287, 49),
+    "R26+B/32": (101_383_976, 287, 49),
+    "R50+B/16": (98_659_112, 356, 196),
+    "R50+L/32": (328_994_856, 551, 49),
+}
+# timm 1.0.31's resnetv2_*_bit with 1000 classes.
+BIT = {"R50x1": 25_549_352, "R50x3": 217_319_080, "R101x1": 44_541_480, "R152x2": 236_335_208}
 MEAN_POOLED = {"B/16": 86_566_120, "B/32": 88_222_696, "S/16": 22_049_896, "S/32": 22_878_184}
 
 
-@pytest.mark.parametrize(("name", "numbers"), OFFICIAL.items())
+@pytest.mark.parametrize(("name", "numbers"), (OFFICIAL | HYBRIDS).items())
 def test_official_counts(name, numbers):
     variant = variants.parse(name)
     count, arrays, tokens = numbers
@@ -31,6 +42,30 @@ def test_official_counts(name, numbers):
     assert variants.tokens(variant, 224, class_token=False) == tokens
     sizes = {"channels": 3, "classes": 1000}
     assert len(params.named_shapes(variant, tokens + 1, **sizes)) == arrays
+
+
+@pytest.mark.parametrize(("name", "count"), BIT.items())
+def test_counts_of_bit(name, count):
+    variant = variants.parse(name)
+    assert variants.parameter_count(variant) == count
+    shapes = params.resnet_shapes(variant, channels=3, classes=1000)
+    assert sum(map(math.prod, shapes.values())) == count
+
+
+def test_stage_4_or_a_longer_stage_3():
+    """Both of the paper's hybrids: the same number of units, four times the tokens."""
+    long, short = variants.parse("R50+B/16"), variants.parse("R50+B/32")
+    assert (long.stem, short.stem) == ((3, 4, 9), (3, 4, 6, 3))
+    assert sum(long.stem) == sum(short.stem)
+    assert variants.tokens(long, 224) - 1 == 4 * (variants.tokens(short, 224) - 1)
+    assert variants.parse("R50+ViT-B/16") == variants.parse("r50+b_16") == long
+
+
+def test_the_tiny_families_cost_about_the_same():
+    options = {"image_size": 28, "channels": 1, "classes": 10}
+    names = ("tiny", "tiny-hybrid", "tiny-resnet")
+    flops = [variants.forward_flops(variants.parse(name), **options) for name in names]
+    assert max(flops) < 1.2 * min(flops)
 
 
 @pytest.mark.parametrize(("name", "count"), MEAN_POOLED.items())
@@ -46,18 +81,18 @@ def test_counts_with_pre_logits_and_at_384():
     assert variants.parameter_count(testing) == 21_390
 
 
-@pytest.mark.parametrize("name", ["tiny", "Ti/16", "S/32"])
+@pytest.mark.parametrize("name", ["tiny", "Ti/16", "S/32", "R+Ti/16"])
 @pytest.mark.parametrize("options", [{}, {"class_token": False}, {"representation": 20}])
 def test_formula_counts_what_is_initialised(name, options):
     variant = variants.parse(name)
     p = params.initialise(variant, 0, **options)
     assert params.count(p) == variants.parameter_count(variant, **options)
-    if name in OFFICIAL and not options:
-        assert len(flatten(p)) == OFFICIAL[name][1]
+    if not options and (known := (OFFICIAL | HYBRIDS).get(name)):
+        assert len(flatten(p)) == known[1]
 
 
 def test_every_name_is_known():
-    for name in variants.NAMES:
+    for name in variants.NAMES + variants.HYBRIDS + variants.RESNETS:
         assert variants.parse(name).name == name
 
 
@@ -95,10 +130,21 @@ def test_patches_need_not_be_square():
 
 @pytest.mark.parametrize(
     ("name", "size", "channels", "classes"),
-    [("tiny", 28, 1, 10), ("tiny/4", 28, 1, 10), ("Ti/16", 224, 3, 1000), ("B/32", (64, 96), 3, 7)],
+    [
+        ("tiny", 28, 1, 10),
+        ("tiny/4", 28, 1, 10),
+        ("Ti/16", 224, 3, 1000),
+        ("B/32", (64, 96), 3, 7),
+        ("R26+S/32", 224, 3, 1000),
+        ("R50x1", (224, 256), 3, 10),
+        ("tiny-resnet", 256, 3, 10),
+    ],
 )
 def test_operations_against_xla(name, size, channels, classes):
-    """Within 5 % of XLA's count before optimisation, which knows nothing of the formula."""
+    """Within 5 % of XLA's count before optimisation, which knows nothing of the formula.
+
+    XLA leaves out what a convolution multiplies with its padding, so maps must not be small.
+    """
     variant = variants.parse(name)
     sizes = {"image_size": size, "channels": channels, "classes": classes}
     p = jax.tree.map(
@@ -106,6 +152,6 @@ def test_operations_against_xla(name, size, channels, classes):
         params.initialise(variant, 0, **sizes),
     )
     images = jax.ShapeDtypeStruct((4, *np.broadcast_to(size, 2), channels), jnp.float32)
-    counted = jax.jit(in_jax.vit).lower(p, images).cost_analysis()["flops"] / 4
+    counted = jax.jit(in_jax.model).lower(p, images).cost_analysis()["flops"] / 4
     formula = variants.forward_flops(variant, size, channels=channels, classes=classes)
     assert formula == pytest.approx(counted, rel=0.05)
