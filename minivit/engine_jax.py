@@ -241,6 +241,18 @@ class JaxEngine:
         trained = unpack(tree_map(np.asarray, self.averaged()), self.like)
         return unstack_blocks(merge(tree_map(np.asarray, self.frozen), trained))
 
+    def state_tree(self):  # -> tree of NumPy arrays
+        """All that the next step depends on."""
+        self.finish()
+        tree = {"weights": self.params, "optimizer": self.state, "frozen": self.frozen}
+        return tree_map(np.asarray, tree)
+
+    def load_state(self, tree):
+        """Go on from what `state_tree` gave, to the bit."""
+        trees = tree["weights"], tree["optimizer"], tree.get("frozen", {})
+        where = NamedSharding(self.mesh, EVERYWHERE)
+        self.params, self.state, self.frozen = jax.device_put(trees, where)
+
     def restore(self, params):
         """Go back to what `snapshot` gave; the optimiser's moments stay."""
         self.finish()

@@ -131,6 +131,20 @@ class NumPyEngine:
         """The parameters as they are saved and evaluated: averaged, if they are averaged."""
         return merge(self.frozen, unpack(self.state.get("average", self.packed), self.trained))
 
+    def state_tree(self):  # -> tree of arrays and numbers
+        """All that the next step depends on."""
+        return {"weights": self.packed, "optimizer": self.state, "frozen": self.frozen}
+
+    def load_state(self, tree):
+        """Go on from what `state_tree` gave, to the bit."""
+        self.packed = tree["weights"]
+        self.trained = unpack(self.packed, self.trained)
+        # A number was saved as an array without axes, which would widen float32 weights.
+        self.state = tree_map(
+            lambda leaf: leaf.item() if not leaf.ndim else leaf, tree["optimizer"]
+        )
+        self.frozen = tree.get("frozen", {})
+
     def restore(self, params):
         """Go back to what `snapshot` gave; the optimiser's moments stay."""
         self.packed = pack(select(params, self.trained))

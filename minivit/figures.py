@@ -69,16 +69,16 @@ def attention(images, maps, titles, columns=4):  # [B, height, width, C], [B, h,
 
 def mosaic(views, titles=("input", "corrupted", "predicted", "target")):
     # 4 x [B, height, width, C] -> Figure
-    """One image a row, the views of `masking.mosaic` side by side."""
+    """One image a column, the views of `masking.mosaic` below each other."""
     count = len(views[0])
-    figure = Figure(figsize=(1.3 * len(views), 1.3 * count + 0.3), layout="constrained")
-    grid = figure.subplots(count, len(views), squeeze=False)
-    for column, (view, title) in enumerate(zip(views, titles, strict=True)):
-        for row, image in enumerate(view):
+    figure = Figure(figsize=(1.3 * count + 0.3, 1.3 * len(views)), layout="constrained")
+    grid = figure.subplots(len(views), count, squeeze=False)
+    for row, (view, title) in enumerate(zip(views, titles, strict=True)):
+        for axes, image in zip(grid[row], view, strict=True):
             shown = image[..., 0] if image.shape[-1] == 1 else image
-            grid[row, column].imshow(shown, cmap="gray", vmin=0, vmax=255)
-            grid[row, column].axis("off")
-        grid[0, column].set_title(title, fontsize=9)
+            axes.imshow(shown, cmap="gray", vmin=0, vmax=255)
+            axes.set(xticks=[], yticks=[])
+        grid[row, 0].set_ylabel(title, fontsize=9)
     return figure
 
 

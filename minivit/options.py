@@ -32,8 +32,8 @@ def usual(name):  # -> text
     return "; ".join([words[0], *(w + v for w, v in others if v != words[0])])
 
 
-def parser():
-    """All arguments."""
+def parser(defaults=True):
+    """All arguments; without `defaults` only what is given comes back."""
     p = argparse.ArgumentParser(
         prog="python -m minivit.train",
         description="Train a Vision Transformer, or fine-tune one, and report on the test images.",
@@ -45,12 +45,17 @@ def parser():
             text += f" (default: {usual(key)})"
         elif keywords.get("default") is not None:
             text += f" (default: {keywords['default']})"
+        if not defaults:
+            keywords["default"] = argparse.SUPPRESS
         group.add_argument(name, help=text, **keywords)
 
     what = p.add_mutually_exclusive_group(required=True)
-    what.add_argument("--tiny", action="store_true", help="short for --model tiny")
-    what.add_argument("--model", help=f"one of {', '.join(variants.NAMES)}, or another patch size")
-    what.add_argument("--init", metavar="FILE", help="fine-tune the weights of a checkpoint")
+    option("--tiny", "short for --model tiny", what, action="store_true")
+    names = ", ".join(variants.NAMES + variants.HYBRIDS + variants.RESNETS)
+    option("--model", f"one of {names}, or another patch size", what)
+    option("--init", "fine-tune the weights of a checkpoint", what, metavar="FILE")
+    text = "go on with an interrupted run, to the bit; its options are those it was started with"
+    option("--resume", text, what, metavar="FOLDER", type=Path)
     add_task(option)
     add_schedule(option)
     add_regularisation(option)
@@ -84,6 +89,8 @@ def add_task(option):
     text = "of weights, order and dropout; dropout also depends on the number of cores"
     option("--seed", text, type=int, default=0)
     option("--log-every", "steps between rows of metrics.csv", type=int, default=50)
+    text = "steps between saved states for --resume; 0 is off (default: a tenth of the steps)"
+    option("--checkpoint-every", text, type=int)
     text = "steps between pictures of a masked objective (default: a quarter of the steps)"
     option("--mosaic-every", text, type=int)
 
@@ -155,6 +162,13 @@ def check(args):
     check_together(args)
 
 
+def resume(args, stored):
+    """The options that a run was started with, in place of those of this command line."""
+    for name, value in stored.items():
+        setattr(args, name, value)
+    args.augmentation = Augmentation(args.crop_area, args.shift, args.flip, args.mixup)
+
+
 def check_ranges(args):
     """Each number by itself."""
     limits = dict.fromkeys(("batch_size", "log_every", "accumulate"), (1, math.inf))
@@ -162,6 +176,8 @@ def check_ranges(args):
     limits |= {name: (1, math.inf) for name in optional if getattr(args, name) is not None}
     limits |= dict.fromkeys(("learning_rate", "weight_decay", "clip", "seed"), (0, math.inf))
     limits |= dict.fromkeys(("shift", "patience", "mixup"), (0, math.inf))
+    if args.checkpoint_every is not None:
+        limits["checkpoint_every"] = (0, math.inf)
     limits |= dict.fromkeys(("dropout", "label_smoothing", "average", "validation"), (0, 1))
     for name, (least, below) in limits.items():
         if not least <= getattr(args, name) < below:
@@ -212,5 +228,7 @@ def check_steps(args, examples):
         raise ValueError(
             f"--warmup-steps {args.warmup_steps} must lie between 0 and --steps {args.steps}"
         )
+    if args.checkpoint_every is None:
+        args.checkpoint_every = max(1, args.steps // 10)
     args.mosaic_every = args.mosaic_every or max(1, args.steps // 4)
     args.evaluate_every = args.evaluate_every or max(1, args.steps // 20)

@@ -18,7 +18,18 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from . import checkpoint, command, datasets, evaluate, finetune, masking, optim, options, variants
+from . import (
+    checkpoint,
+    command,
+    datasets,
+    evaluate,
+    finetune,
+    masking,
+    optim,
+    options,
+    states,
+    variants,
+)
 from .architecture import image_channels, is_resnet, token_grid, token_pixels
 from .batches import Batches, fit, portion
 from .in_numpy import masked_vit
@@ -133,7 +144,7 @@ class Run:
     def __init__(self, args, dataset, held_out, batches, folder, engine):
         self.args, self.dataset, self.held_out = args, dataset, held_out
         self.batches, self.folder, self.engine = batches, folder, engine
-        self.rows, self.pending = [], []
+        self.first, self.rows, self.pending = 0, [], []
         self.best, self.best_accuracy, self.since_best = None, -1.0, 0
 
     def write(self, row):
@@ -143,19 +154,25 @@ class Run:
 
     def train(self):  # -> steps done, why it ended early
         """The loop: a batch, a step, now and then a row of metrics, a validation, a picture."""
-        args, total, interrupt = self.args, self.args.steps, Interrupt()
+        args, total = self.args, self.args.steps
+        if 0 < args.patience <= self.since_best:  # it had ended just before it was killed
+            return self.first, "stopped"
+        interrupt = Interrupt()
         pause = 0.1 if sys.stderr.isatty() else 15  # a log file needs no moving bar
         bar = partial(tqdm, unit="img", unit_scale=True, dynamic_ncols=True, mininterval=pause)
         rate = partial(optim.schedule, base=args.learning_rate, total=total, decay=args.decay)
         try:
-            with bar(total=total * args.batch_size) as bar:
-                for step in range(total):
+            done = self.first * args.batch_size
+            with bar(total=total * args.batch_size, initial=done) as bar:
+                for step in range(self.first, total):
                     if interrupt.asked:
+                        self.save_state(step)
+                        bar.write(f"go on with --resume {self.folder}")
                         return step, "interrupted"
                     learning_rate = rate(step, warmup=args.warmup_steps)
                     numbers = self.engine.step(step, self.batches(step), learning_rate)
                     self.pending.append(numbers)
-                    if step == 0:
+                    if step == self.first:
                         float(numbers[0])  # wait for it
                         bar.write(f"first step after {time.perf_counter() - args.start:.1f} s")
                     bar.update(args.batch_size)
@@ -182,9 +199,30 @@ class Run:
             bar.set_postfix_str(", ".join(words), refresh=False)
         if args.objective != "classes" and (done % args.mosaic_every == 0 or last):
             self.draw_mosaic(done)
+        why = None
         if self.held_out and (done % args.evaluate_every == 0 or last):
-            return self.validate(done)
-        return None
+            why = self.validate(done)
+        if args.checkpoint_every and done % args.checkpoint_every == 0:
+            self.save_state(done)
+        return why
+
+    def save_state(self, done):
+        """All that decides what the steps after `done` do, in one file."""
+        tree = self.engine.state_tree()
+        record = {"rows": self.rows, "pending": np.array(self.pending, np.float64).tolist()}
+        record |= {"best_accuracy": self.best_accuracy, "since_best": self.since_best}
+        if self.best:
+            record["best_step"], tree["best"] = self.best
+        states.write(self.folder, done, tree, record)
+
+    def load_state(self, tree, record):
+        """The reverse of `save_state`."""
+        self.engine.load_state(tree)
+        self.rows = record["rows"]
+        self.pending = [tuple(numbers) for numbers in record["pending"]]
+        self.best_accuracy, self.since_best = record["best_accuracy"], record["since_best"]
+        if "best_step" in record:
+            self.best = record["best_step"], tree["best"]
 
     def validate(self, done):  # -> why to stop
         """A row about the held-out images; keep the weights if they are the best so far."""
@@ -272,6 +310,7 @@ class Run:
         with open(self.folder / "metrics.csv", "w", newline="", buffering=1) as file:
             self.writer = csv.DictWriter(file, METRICS)
             self.writer.writeheader()
+            self.writer.writerows(self.rows)
             begun = time.perf_counter()
             steps, why = self.train()
             seconds = {"training": time.perf_counter() - begun}
@@ -288,6 +327,7 @@ class Run:
                 print(f"{why} after {steps} of {self.args.steps} steps; the weights are in {path}")
                 return 130 if why == "interrupted" else 1
             result = self.test(kept)
+        states.remove(self.folder)
         seconds["all"] = time.perf_counter() - self.args.start
         print(self.report(result, seconds, steps))
         print(f"{', '.join(sorted(p.name for p in self.folder.iterdir()))} are in {self.folder}")
@@ -323,13 +363,15 @@ DIVERGED = (
 
 def prepare(args):  # -> Run
     """All that can fail because of what a user asked for."""
-    options.check(args)
+    if not args.resume:
+        options.check(args)
     dataset, held_out = datasets.load(args.dataset), None
     if args.per_class:
         dataset = datasets.few(dataset, args.per_class, args.seed)
     if args.validation:  # of the few labels, if they are few
         dataset, *held_out = datasets.hold_out(dataset, args.validation, args.seed)
-    options.check_steps(args, len(dataset.train_images))
+    if not args.resume:
+        options.check_steps(args, len(dataset.train_images))
     name, params = start(args, dataset)
     args.channels = image_channels(params)
     datasets.with_channels(dataset.train_images[:1], args.channels)
@@ -347,16 +389,36 @@ def prepare(args):  # -> Run
         corrupt=args.corrupt,
         augmentation=args.augmentation,
     )
-    folder = open_output(args, name)
-    print(f"{name}: {count(params):,} parameters, on {args.backend}, into {folder}")
-    return Run(args, dataset, held_out, batches, folder, make_engine(args, params))
+    folder = args.resume or open_output(args, name)
+    run = Run(args, dataset, held_out, batches, folder, make_engine(args, params))
+    if args.resume:
+        run.first, *state = states.newest(folder)
+        if state[0] is not None:
+            run.load_state(*state)
+        elif (folder / "checkpoint.npz").exists():
+            raise FileExistsError(
+                f"{folder} holds a checkpoint.npz but no state: that run has ended"
+            )
+        print(f"{folder} goes on after step {run.first} of {args.steps}")
+    else:
+        states.write_options(folder, args)
+        print(f"{name}: {count(params):,} parameters, on {args.backend}, into {folder}")
+    return run
 
 
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
+    begun = time.perf_counter()
     args = options.parser().parse_args(argv)
-    args.start = time.perf_counter()
-    return command.run("train", lambda: prepare(args)())
+
+    def work():
+        args.start = begun
+        if args.resume:
+            given = vars(options.parser(defaults=False).parse_args(argv))
+            options.resume(args, states.read_options(args.resume, given))
+        return prepare(args)()
+
+    return command.run("train", work)
 
 
 if __name__ == "__main__":

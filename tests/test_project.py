@@ -48,6 +48,7 @@ BELOW_THE_TWINS = (
     "command",
     "options",
     "recipes",
+    "states",
     "synthetic",
 )
 

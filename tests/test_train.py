@@ -44,7 +44,7 @@ def read_metrics(folder):
 def test_what_a_run_writes(backend, tmp_path, capsys):
     assert train.main([*SHORT, "--backend", backend, "--output", str(tmp_path / "a b")]) == 0
     folder = tmp_path / "a b"
-    names = ["checkpoint.npz", "curves.png", "examples.png", "metrics.csv"]
+    names = ["checkpoint.npz", "curves.png", "examples.png", "metrics.csv", "run.json"]
     assert sorted(p.name for p in folder.iterdir()) == names
     p = checkpoint.load(folder / "checkpoint.npz")
     assert "Transformer/encoderblock_3/MlpBlock_3/Dense_1/bias" in flatten(p)
@@ -293,7 +293,14 @@ def test_masked_pretraining(backend, objective, tmp_path, capsys):
     options = ["--tiny", "--objective", objective, "--mosaic-every", "2"]
     assert train.main([*options, *common, "--output", str(first)]) == 0
     names = {p.name for p in first.iterdir()}
-    assert names == {"checkpoint.npz", "curves.png", "metrics.csv", "mosaic-2.png", "mosaic-4.png"}
+    assert names == {
+        "checkpoint.npz",
+        "curves.png",
+        "metrics.csv",
+        "mosaic-2.png",
+        "mosaic-4.png",
+        "run.json",
+    }
     rows = read_metrics(first)
     assert float(rows[-1]["test_loss"]) > 0
     assert bool(rows[-1]["test_accuracy"]) == (objective != "pixels")
