@@ -13,6 +13,7 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     checkpoint    save, load, inspect, convert; python -m minivit.checkpoint
     dialects      how timm, Hugging Face and big_vision name the same weights
     datasets      images, labels, and the order of training
+    folders       the user's own pictures as a data set
     synthetic     a colour data set that is drawn, not downloaded
     augmentation  flips, crops, shifts, mixup, by (seed, epoch, index)
     masking       what masked patch prediction corrupts and asks for

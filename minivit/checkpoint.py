@@ -128,8 +128,9 @@ def save(path, params, dialect="official", settings=None):  # -> Path
     """Write a tree of parameters; timm and Hugging Face dialects as `.safetensors`.
 
     The name is used as it is. The path is returned. `settings` are what names and shapes cannot
-    tell: grid (of positions that form no square), gelu_form, epsilon. Those that the dialect does
-    not expect anyhow are kept in one more entry, which other readers pass over.
+    tell: grid (of positions that form no square), image_size, gelu_form, epsilon, class_names.
+    Those that the dialect does not expect anyhow are kept in one more entry, which other readers
+    pass over.
     """
     flat, expected = flatten(params), dialects.EXPECTS.get(dialect.removesuffix("-scan"), {})
     settings = {n: v for n, v in (settings or {}).items() if v is not None and v != expected.get(n)}
@@ -175,8 +176,7 @@ def inspect(path, *, heads=None, extra="error", head=True):  # -> parameters, de
         flat = {name: squeeze(name, array) for name, array in flat.items()}
         check(flat, extra)
         description = {"dialect": dialect} | describe(flat) | dialects.EXPECTS[dialect]
-        names = ("grid", "image_size", "gelu_form", "epsilon")
-        description |= {name: metadata[name] for name in names if name in metadata}
+        description |= checked_settings(metadata)
     except KeyError as error:
         raise CheckpointError(f"{path}: missing {error}") from None
     except (ValueError, IndexError, TypeError) as error:
@@ -188,6 +188,33 @@ def inspect(path, *, heads=None, extra="error", head=True):  # -> parameters, de
             stacklevel=3,
         )
     return unflatten(flat), description
+
+
+def pair_of_numbers(value):
+    """A grid or an image size."""
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(isinstance(n, int) and n > 0 for n in value)
+    )
+
+
+# What the settings entry may hold, and what must be true of it.
+VALID = {
+    "grid": pair_of_numbers,
+    "image_size": pair_of_numbers,
+    "gelu_form": lambda v: v in ("tanh", "erf"),
+    "epsilon": lambda v: isinstance(v, float | int) and 0 < v < 1,
+    "class_names": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
+}
+
+
+def checked_settings(metadata):  # -> those that minivit knows
+    """The settings of a file; one that makes no sense is a fault of the file."""
+    for name, valid in VALID.items():
+        if name in metadata and not valid(metadata[name]):
+            raise ValueError(f"{name} is {metadata[name]!r:.80} in its entry {SETTINGS}")
+    return {name: metadata[name] for name in VALID if name in metadata}
 
 
 def squeeze(name, array):
@@ -220,7 +247,9 @@ def convert(source, target, dialect, heads):
     if Path(target).exists():
         raise FileExistsError(f"{target} exists; choose another name")
     params, description = inspect(source, heads=heads)
-    settings = {n: description.get(n) for n in ("gelu_form", "epsilon", "image_size", "grid")}
+    settings = {
+        n: description.get(n) for n in ("gelu_form", "epsilon", "image_size", "class_names", "grid")
+    }
     if settings["grid"] and len({*settings["grid"]}) == 1:
         settings["grid"] = None  # a square is what everybody expects
     save(target, params, dialect, settings)

@@ -1,5 +1,6 @@
 """What all commands share: a user's mistake is one line, never a traceback."""
 
+import contextlib
 import os
 import sys
 import warnings
@@ -11,7 +12,10 @@ def run(name, work):  # -> exit status
     Warnings are one line each too, without the source that a user did not write. Status 2 is a
     mistake, 130 an interruption; a reader that has gone (`… | head`) is no error.
     """
+    with contextlib.suppress(AttributeError):  # whatever stands in for a terminal
+        sys.stdout.reconfigure(errors="backslashreplace")  # a plain locale knows no other letters
     with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")  # a box in a picture will do
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         try:
             return work() or 0

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from . import synthetic
+from . import folders, synthetic
 
 FASHION_CLASSES = "T-shirt Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boot".split()
 # Each use of a seed draws from a stream of its own: [seed, purpose, ...].
@@ -60,11 +60,18 @@ def load(name, **options):  # -> Dataset
 
     - fashion-mnist: 60,000 training and 10,000 test images, 28x28, grey, 10 classes
     - shapes, or shapes:color and so on: 20,000 and 4,000, drawn here, 32x32, in colour
+    - folder:PATH: the user's own pictures (`folders.load`), whose options are `size` (height,
+      width), `channels`, `seed` and `strict`
     - cifar-10, cifar-100: 50,000 and 10,000, 32x32, in colour, from the user's own archive
     """
     kind, _, labels = name.partition(":")
+    if kind == "folder" and labels:
+        dataset = Dataset(name, *folders.load(labels, **options))
+        check(dataset)
+        return dataset
     if kind not in LOADERS or (labels and kind != "shapes"):
-        raise ValueError(f"unknown data set {name!r}; choose one of {', '.join(LOADERS)}")
+        names = ", ".join(LOADERS)
+        raise ValueError(f"unknown data set {name!r}; choose one of {names}, or folder:PATH")
     dataset = LOADERS[kind](**({"labels": labels} if labels else {}), **options)
     check(dataset)
     return dataset

@@ -156,10 +156,18 @@ def scorer(args, params, description):  # -> function: uint8 images of any size 
     return score
 
 
+def load_data(args, params, description):
+    """The data set; a folder's pictures are decoded at the model's size."""
+    if not args.dataset.startswith("folder:"):
+        return datasets.load(args.dataset)
+    size = args.image_size or finetune.image_size(params, description, args.old_grid)
+    return datasets.load(args.dataset, size=size, channels=description["channels"])
+
+
 def classify(args):
     """Print loss and accuracies, and draw the confusion."""
     params, description = checkpoint.inspect(args.checkpoint)
-    dataset = datasets.load(args.dataset)
+    dataset = load_data(args, params, description)
     if description["classes"] != len(dataset.classes):
         raise ValueError(
             f"{args.checkpoint} knows {description['classes'] or 'no'} classes, {dataset.name} has "
@@ -186,7 +194,7 @@ def compare_few_shot(args):
     if min(args.few_shot) < 1 or args.draws < 1:
         raise ValueError(f"--few-shot {min(args.few_shot)}, --draws {args.draws}: at least 1 each")
     params, description = checkpoint.inspect(args.checkpoint, head=False)
-    dataset = datasets.load(args.dataset)
+    dataset = load_data(args, params, description)
     dataset, *held = datasets.hold_out(
         dataset, min(0.5, HELD_OUT / len(dataset.train_images)), seed=0
     )

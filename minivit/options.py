@@ -81,8 +81,9 @@ def add_task(option):
         "--positions", "how --init's are resized", choices=(*METHODS, "random"), default="corners"
     )
     option("--freeze", "train the head alone", action="store_true")
-    text = "fashion-mnist, shapes, shapes:color (or :count, …), cifar-10, cifar-100"
+    text = "fashion-mnist, shapes, shapes:color (or :count, …), cifar-10, cifar-100, folder:PATH"
     option("--dataset", text, default="fashion-mnist")
+    option("--strict", "stop at a broken picture of a folder", action="store_true")
     option("--per-class", "train on so many labelled images of each class only", type=int)
     option("--backend", "which twin runs", choices=("jax", "numpy"), default="jax")
     option("--output", "folder to write (default: a new one in runs/)", type=Path)

@@ -39,10 +39,11 @@ def parser():
     return p
 
 
-def read_labels(path, classes):  # -> list of names
-    """One name a line, as many as the model has classes."""
+def read_labels(path, classes, known=None):  # -> list of names
+    """One name a line, as many as the model has classes; else those that its file knows."""
     if path is None:
-        return [f"class {i}" for i in range(classes)]
+        known = known or ()
+        return list(known) if len(known) == classes else [f"class {i}" for i in range(classes)]
     try:
         names = Path(path).read_text(encoding="utf-8-sig").rstrip().splitlines()
     except UnicodeDecodeError as error:
@@ -103,7 +104,7 @@ def predict(args):  # -> exit status
     if args.attention and Path(args.attention).suffix.lower() not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--attention {args.attention} must end in .png, .pdf or .svg")
     params, description, size = read_model(args)
-    names = read_labels(args.labels, description["classes"])
+    names = read_labels(args.labels, description["classes"], description.get("class_names"))
     given = args.images or [line.strip() for line in sys.stdin if line.strip()]
     wanted, drawn = list(images.find(given)), []
     failed = 0

@@ -40,11 +40,29 @@ METRICS += ["validation_loss", "validation_accuracy", "test_loss", "test_accurac
 SHOWN = 8  # images of a mosaic
 
 
-def start(args, dataset):  # -> name, parameters
+def read_init(args):  # -> parameters, description; or two times None
+    """The file of --init, and the image size if only it knows."""
+    if not args.init:
+        return None, None
+    params, description = checkpoint.inspect(args.init, head=False)
+    if args.image_size is None:
+        args.image_size = finetune.image_size(params, description, args.old_grid)
+    return params, description
+
+
+def load_data(args, channels):
+    """The data set; a folder's pictures are decoded at the model's size."""
+    if not args.dataset.startswith("folder:"):
+        return datasets.load(args.dataset)
+    options = {"size": args.image_size, "channels": channels, "seed": args.seed}
+    return datasets.load(args.dataset, **options, strict=args.strict)
+
+
+def start(args, dataset, init):  # -> name, parameters
     """Fresh parameters, or those of a checkpoint made ready; a masked objective gets its layer."""
     channels, classes = dataset.train_images.shape[-1], len(dataset.classes)
     if args.init:
-        name, params = start_from_file(args, classes)
+        name, params = start_from_file(args, classes, *init)
     else:
         name, args.settings = args.model, {}
         rng = np.random.default_rng([args.seed, datasets.WEIGHTS])
@@ -67,12 +85,9 @@ def start(args, dataset):  # -> name, parameters
     return name, params
 
 
-def start_from_file(args, classes):  # -> name, parameters
+def start_from_file(args, classes, params, description):  # -> name, parameters
     """The weights of --init, their head new, at the image size that was asked for."""
-    params, description = checkpoint.inspect(args.init, head=False)
     grid = args.old_grid or description["grid"]
-    if args.image_size is None:
-        args.image_size = finetune.image_size(params, description, args.old_grid)
     args.settings = finetune.settings(description)
     options = {"image_size": args.image_size, "classes": classes, "old_grid": grid}
     options["dialect"] = description["dialect"]
@@ -296,6 +311,8 @@ class Run:
         """The checkpoint; what its shapes will not tell travels along."""
         params, size = self.engine.snapshot(), self.args.image_size
         settings, grid = dict(self.args.settings), token_grid(params, size)
+        if self.args.objective == "classes":
+            settings["class_names"] = self.dataset.classes
         if grid is None:
             settings["image_size"] = size
         else:
@@ -365,14 +382,15 @@ def prepare(args):  # -> Run
     """All that can fail because of what a user asked for."""
     if not args.resume:
         options.check(args)
-    dataset, held_out = datasets.load(args.dataset), None
+    init, held_out = read_init(args), None
+    dataset = load_data(args, init[1]["channels"] if args.init else 3)
     if args.per_class:
         dataset = datasets.few(dataset, args.per_class, args.seed)
     if args.validation:  # of the few labels, if they are few
         dataset, *held_out = datasets.hold_out(dataset, args.validation, args.seed)
     if not args.resume:
         options.check_steps(args, len(dataset.train_images))
-    name, params = start(args, dataset)
+    name, params = start(args, dataset, init)
     args.channels = image_channels(params)
     datasets.with_channels(dataset.train_images[:1], args.channels)
     batches = Batches(

@@ -46,6 +46,7 @@ BELOW_THE_TWINS = (
     "architecture",
     "augmentation",
     "command",
+    "folders",
     "options",
     "recipes",
     "states",
