@@ -15,7 +15,7 @@ from .params import (
     resnet_shapes,
     under,
 )
-from .shapes import feature_grid, numbered, pair, patch_grid
+from .shapes import hybrid_grid, numbered, pair, patch_grid
 
 
 def is_resnet(p):
@@ -36,10 +36,10 @@ def token_grid(p, image_size):  # -> rows, columns of patches, or None: a ResNet
     """The grid of an image's tokens, by the real rounding of a hybrid's convolutions."""
     if is_resnet(p):
         return None
-    size = pair(image_size)
+    size, patch = pair(image_size), p["embedding"]["kernel"].shape[:2]
     if "conv_root" in p:
-        size = feature_grid(*size, numbered(p, "block"))
-    return patch_grid(*size, p["embedding"]["kernel"].shape[:2])
+        return hybrid_grid(size, numbered(p, "block"), patch)
+    return patch_grid(*size, patch)
 
 
 def token_pixels(p):  # -> rows, columns

@@ -7,6 +7,7 @@ import numpy as np
 from . import datasets, masking
 from .augmentation import Augmentation, augment, mixup, mixup_shares, uniform
 from .in_numpy import smooth_labels
+from .shapes import patch_grid
 
 NOTHING = Augmentation()
 
@@ -52,7 +53,8 @@ class Batches:
             images = augment(images, self.drawn(uniform, chosen, step), how)
         images = fit(images, self.image_size, self.channels)
         if self.objective != "classes":
-            return self.masked(images, step)
+            drawn = self.corruption(self.image_size, len(images), step, datasets.CORRUPTION)
+            return masking.masked_batch(images, drawn, self.objective, self.patch)
         targets = smooth_labels(self.labels[chosen], self.classes, self.smoothing)
         if how.mixup:
             images, targets = mixup(
@@ -67,7 +69,8 @@ class Batches:
         tables = {e: draw(examples, self.seed, e, *parameters) for e in np.unique(epochs).tolist()}
         return np.array([tables[e][i] for e, i in zip(epochs.tolist(), chosen, strict=True)])
 
-    def masked(self, images, step, purpose=datasets.CORRUPTION):
-        """Images, a corruption and its labels, drawn from seed, purpose and number."""
-        rng = np.random.default_rng([self.seed, purpose, step])
-        return masking.corrupt_batch(images, self.objective, self.patch, rng, share=self.corrupt)
+    def corruption(self, image_size, count, number, purpose):  # -> Corruption [count, N]
+        """What is hidden of so many images, drawn from the seed, the purpose and a number."""
+        rng = np.random.default_rng([self.seed, purpose, number])
+        rows, columns = patch_grid(*image_size, self.patch)
+        return masking.draw_corruption(rng, count, rows * columns, share=self.corrupt)

@@ -110,6 +110,7 @@ class JaxEngine:
         self.rate, self.keep, self.rule = rate, keep, rule
         self.traces = 0
         self.mesh = batch_mesh(batch_size // accumulate)
+        self.devices = f"{self.mesh.size} {self.mesh.devices[0].platform} devices"
         self.multiple = self.mesh.size  # of which a batch to `measure` should be
         # On CPUs a step's all-reduce holds a thread while it waits for the other devices; with a
         # second step in flight none may be left to run them, and XLA gives up ("may be stuck").

@@ -73,6 +73,7 @@ class NumPyEngine:
         self.rate, self.seed = rate, seed
         self.keep, self.update = keep, partial(optim.update, **rule)
         self.threads = cores()
+        self.devices = f"{self.threads} CPU threads"
         self.multiple = 1  # of which a batch to `measure` should be
         self.pool = ThreadPoolExecutor(self.threads)
         self.blas = ThreadpoolController()

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from . import checkpoint, command, datasets, finetune
+from .architecture import is_resnet
 from .batches import fit, portion
 from .in_numpy import ridge as numpy_ridge
 from .in_numpy import smooth_labels, softmax_cross_entropy
@@ -194,6 +195,10 @@ def compare_few_shot(args):
     if min(args.few_shot) < 1 or args.draws < 1:
         raise ValueError(f"--few-shot {min(args.few_shot)}, --draws {args.draws}: at least 1 each")
     params, description = checkpoint.inspect(args.checkpoint, head=False)
+    if is_resnet(params) and args.features != "class":
+        raise ValueError(
+            f"--features {args.features}: {args.checkpoint} is a ResNet without tokens"
+        )
     dataset = load_data(args, params, description)
     dataset, *held = datasets.hold_out(
         dataset, min(0.5, HELD_OUT / len(dataset.train_images)), seed=0

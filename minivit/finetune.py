@@ -144,7 +144,7 @@ def compare(args):
     dataset = datasets.load(args.dataset)
     told = description | {"grid": args.old_grid or description["grid"]}
     for size in args.image_size:
-        same = size == image_size(params, description, args.old_grid)
+        same = is_resnet(params) or size == image_size(params, description, args.old_grid)
         for method in ["corners"] if same else [*METHODS, "random"]:
             accuracy = probe(params, told, size, dataset, method)
             print(f"{size[0]}x{size[1]}  {'as it is' if same else method:<14}{accuracy:.1%}")

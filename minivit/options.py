@@ -15,6 +15,7 @@ from .shapes import image_shape
 
 # The recipe where none is asked for: from scratch, with --init, and with a masked --objective.
 PLAIN = recipes.Recipe("")
+NOT_OF_RESNETS = ("dropout", "representation")
 ABOUT_CLASSES = ("loss", "head_bias", "representation", "label_smoothing", "mixup", "validation")
 USUAL = ("laptop", "laptop-finetune", "laptop-masked")
 IN_RECIPES = [
@@ -142,12 +143,14 @@ def check(args):
         args.recipe or usual, variants.full_name(variant) if variant else "--init"
     )
     given = {name for name in IN_RECIPES if getattr(args, name) is not None}
+    resnet = isinstance(variant, variants.ResNet)
     masked = masked or (recipe.objective != "classes" and "objective" not in given)
     for name in IN_RECIPES:
         if name in given or (name in ("steps", "epochs") and given & {"steps", "epochs"}):
             continue
-        # Whatever is about labels gives way to a masked objective.
-        source = PLAIN if masked and name in ABOUT_CLASSES else recipe
+        # What a masked objective or a ResNet has no use for is not taken from a recipe.
+        useless = (masked and name in ABOUT_CLASSES) or (resnet and name in NOT_OF_RESNETS)
+        source = PLAIN if useless else recipe
         setattr(args, name, getattr(source, name))
     args.own_warmup = "warmup_steps" in given
     if args.steps is not None and args.epochs is not None:
@@ -161,6 +164,15 @@ def check(args):
         variants.check_size(variant, args.image_size)
     args.augmentation = Augmentation(args.crop_area, args.shift, args.flip, args.mixup)
     check_together(args)
+
+
+# What follows from other options, or is of one command line only.
+NOT_STORED = ("resume", "tiny", "output")
+
+
+def stored_names():
+    """The options that a run is resumed with."""
+    return [a.dest for a in parser()._actions if a.dest not in (*NOT_STORED, "help")]
 
 
 def resume(args, stored):
@@ -200,14 +212,21 @@ def check_together(args):
                 f"{option} is about labels, which --objective {args.objective} does not use; "
                 "leave it out"
             )
-    if args.model and args.dropout and isinstance(variants.parse(args.model), variants.ResNet):
-        raise ValueError(f"--dropout {args.dropout}: a ResNet has no dropout; leave it out")
+    if args.model and isinstance(variants.parse(args.model), variants.ResNet):
+        check_resnet(args)
     if args.patience and not args.validation:
         raise ValueError(f"--patience {args.patience} needs --validation, a share such as 0.02")
     if args.init and (args.representation or args.head_bias):
         raise ValueError("--representation and --head-bias are for a new model, not for --init")
     if args.batch_size % args.accumulate:
         raise ValueError(f"--accumulate {args.accumulate} does not divide {args.batch_size} images")
+
+
+def check_resnet(args):
+    """What only models with attention have."""
+    for name in NOT_OF_RESNETS:
+        if value := getattr(args, name):
+            raise ValueError(f"--{name} {value}: a ResNet has no such thing; leave it out")
 
 
 def check_steps(args, examples):

@@ -237,7 +237,9 @@ def xavier_uniform(rng, shape, rows):
 
 def draw(rng, name, shape):
     """A fresh array with the official distribution (vit_jax), by its name."""
-    if re.search(r"(^embedding|^pre_logits|conv\w*|standardized_conv2d)/kernel$", name):
+    if is_head(name):
+        return np.zeros(shape)
+    if re.search(r"(^embedding|^pre_logits|conv(_\w+|\d)|standardized_conv2d)/kernel$", name):
         return lecun_normal(rng, shape)
     if name.endswith("gn3/scale"):
         return np.zeros(shape)  # every unit begins as its shortcut

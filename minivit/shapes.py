@@ -38,13 +38,35 @@ def feature_grid(height, width, stages):  # -> rows, columns of a ResNet's featu
     return -(-height // 2**halvings), -(-width // 2**halvings)
 
 
-def check_images(images, kernel):
-    """Images [B, height, width, C] in [-1, 1] that a patch kernel [P, Q, C, D] can embed."""
+def hybrid_grid(size, stages, patch):  # height, width -> rows, columns of patches
+    """A hybrid's patches; the error speaks of the image, not of the feature map."""
+    features = feature_grid(*size, stages)
+    try:
+        return patch_grid(*features, patch)
+    except ValueError:
+        shrink = 2 ** (2 + max(stages - 1, 0))
+        sides = (
+            max(1, round(n / p)) * p * shrink for n, p in zip(features, pair(patch), strict=True)
+        )
+        raise ValueError(
+            f"image {size[0]}x{size[1]} gives a feature map of {features[0]}x{features[1]}, which "
+            f"patch {patch} does not divide; resize it to {'x'.join(map(str, sides))}"
+        ) from None
+
+
+def check_pixels(images):
+    """Images [B, height, width, C] in [-1, 1]."""
     shape = images.shape
     if len(shape) != 4:
         raise ValueError(f"images must be [B, height, width, C], got shape {shape}")
     if "int" in str(images.dtype):
         raise ValueError(f"pixels are {images.dtype}; apply datasets.normalise to get [-1, 1]")
+
+
+def check_images(images, kernel):
+    """Images [B, height, width, C] in [-1, 1] that a patch kernel [P, Q, C, D] can embed."""
+    check_pixels(images)
+    shape = images.shape
     if shape[3] != kernel[2]:
         raise ValueError(
             f"images have {shape[3]} channels, the embedding expects {kernel[2]}; "

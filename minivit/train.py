@@ -103,9 +103,11 @@ def open_output(args, name):  # -> folder
         base = Path("runs") / name.replace("/", "-")
         names = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 10_000))]
         folder = next(name for name in names if not name.exists())
-    for result in ("checkpoint.npz", "metrics.csv"):
+    for result in ("checkpoint.npz", "metrics.csv", "run.json"):
         if (folder / result).exists():
             raise FileExistsError(f"{folder} holds a {result} already; choose another --output")
+    if folder.is_dir() and states.numbered(folder):
+        raise FileExistsError(f"{folder} holds states of another run; choose another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -266,7 +268,8 @@ class Run:
 
         args, params = self.args, self.engine.snapshot()
         images = fit(self.dataset.test_images[:SHOWN], args.image_size, args.channels)
-        batch = self.batches.masked(images, 0, datasets.LOOK)
+        drawn = self.batches.corruption(args.image_size, len(images), 0, datasets.LOOK)
+        batch = masking.masked_batch(images, drawn, args.objective, self.batches.patch)
         said, _ = masked_vit(
             params, datasets.normalise(images), batch["masked"], batch["source"], **args.settings
         )
@@ -279,11 +282,14 @@ class Run:
         """The masked objective on every test image, with a corruption of its own."""
         images, args = self.dataset.test_images, self.args
         size = portion(args.image_size, self.engine.multiple)
+        drawn = self.batches.corruption(args.image_size, len(images), 0, datasets.TEST)
         total = np.zeros(2)
         for begin in range(0, len(images), size):
-            part = fit(images[begin : begin + size], args.image_size, args.channels)
-            numbers = self.engine.measure(self.batches.masked(part, begin, datasets.TEST))
-            total += len(part) * np.array(numbers, np.float64)
+            here = slice(begin, begin + size)
+            part = fit(images[here], args.image_size, args.channels)
+            fates = masking.Corruption(*(array[here] for array in vars(drawn).values()))
+            batch = masking.masked_batch(part, fates, args.objective, self.batches.patch)
+            total += len(part) * np.array(self.engine.measure(batch), np.float64)
         return (total / len(images)).tolist()
 
     def test(self, steps):  # -> result
@@ -324,7 +330,8 @@ class Run:
 
     def __call__(self):  # -> exit status
         """Train, save, test."""
-        with open(self.folder / "metrics.csv", "w", newline="", buffering=1) as file:
+        path = self.folder / "metrics.csv"
+        with self.lock, open(path, "w", newline="", buffering=1) as file:
             self.writer = csv.DictWriter(file, METRICS)
             self.writer.writeheader()
             self.writer.writerows(self.rows)
@@ -361,7 +368,7 @@ class Run:
         elif math.isfinite(result["accuracy"]):
             what = f"of what is asked about {images} test images"
             lines.append(f"{'right':<14}{result['accuracy']:8.2%} {what}")
-        speed = steps * self.args.batch_size / seconds["training"]
+        speed = (steps - self.first) * self.args.batch_size / seconds["training"]
         lines += [
             f"{'loss':<14}{result['loss']:8.4f}",
             f"{'training':<14}{seconds['training']:7.1f}s ({speed:.0f} images/s)",
@@ -383,6 +390,8 @@ def prepare(args):  # -> Run
     if not args.resume:
         options.check(args)
     init, held_out = read_init(args), None
+    if args.init and is_resnet(init[0]):
+        options.check_resnet(args)
     dataset = load_data(args, init[1]["channels"] if args.init else 3)
     if args.per_class:
         dataset = datasets.few(dataset, args.per_class, args.seed)
@@ -410,18 +419,26 @@ def prepare(args):  # -> Run
     folder = args.resume or open_output(args, name)
     run = Run(args, dataset, held_out, batches, folder, make_engine(args, params))
     if args.resume:
-        run.first, *state = states.newest(folder)
-        if state[0] is not None:
-            run.load_state(*state)
-        elif (folder / "checkpoint.npz").exists():
-            raise FileExistsError(
-                f"{folder} holds a checkpoint.npz but no state: that run has ended"
-            )
-        print(f"{folder} goes on after step {run.first} of {args.steps}")
+        go_on(args, run)
     else:
-        states.write_options(folder, args)
+        stored = {option: getattr(args, option) for option in options.stored_names()}
+        states.write_options(folder, stored, run.engine.devices)
+        run.lock = states.lock(folder)
         print(f"{name}: {count(params):,} parameters, on {args.backend}, into {folder}")
     return run
+
+
+def go_on(args, run):
+    """A run made ready to continue where it was interrupted."""
+    states.check_devices(args.devices, run.engine.devices, args.dropout)
+    run.lock = states.lock(run.folder)
+    run.first, *state = states.newest(run.folder, run.engine.state_tree())
+    if state[0] is not None:
+        run.load_state(*state)
+    elif (run.folder / "checkpoint.npz").exists():
+        run.lock.close()
+        raise FileExistsError(f"{run.folder} has a checkpoint.npz but no state: that run has ended")
+    print(f"{run.folder} goes on after step {run.first} of {args.steps}")
 
 
 def main(argv=None):  # -> exit status
@@ -433,7 +450,9 @@ def main(argv=None):  # -> exit status
         args.start = begun
         if args.resume:
             given = vars(options.parser(defaults=False).parse_args(argv))
-            options.resume(args, states.read_options(args.resume, given))
+            stored = states.read_options(args.resume, given, options.stored_names())
+            options.resume(args, stored[0])
+            args.devices = stored[1]
         return prepare(args)()
 
     return command.run("train", work)

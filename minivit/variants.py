@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from math import prod
 
-from .shapes import feature_grid, pair, patch_grid
+from .shapes import feature_grid, hybrid_grid, pair, patch_grid
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,9 @@ def tokens(variant, image_size, *, class_token=True):  # -> N
     """Length of the sequence for a square side or a (height, width)."""
     size = pair(image_size)
     if variant.stem is not None:
-        size = feature_grid(*size, len(variant.stem))
-    rows, columns = patch_grid(*size, variant.patch)
+        rows, columns = hybrid_grid(size, len(variant.stem), variant.patch)
+    else:
+        rows, columns = patch_grid(*size, variant.patch)
     return rows * columns + class_token
 
 

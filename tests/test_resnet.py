@@ -1,5 +1,7 @@
 """Convolutions, the hybrid and BiT: closed forms, official numbers, cases D and E."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -218,6 +220,57 @@ def test_token_grid(name, size, grid):
         assert architecture.token_grid(small, size) == grid
         images = np.zeros((1, height, width, 3), "float32")
         assert first(in_numpy.embed(small, images)).shape[1:3] == grid
+
+
+def test_the_remedy_for_a_size_that_does_not_fit():
+    """It speaks of the image, and what it advises is accepted (HYB-03)."""
+    variant = variants.parse("R+Ti/16")
+    for size in ((220, 220), (56, 56), (16, 300)):
+        with pytest.raises(ValueError, match=f"image {size[0]}x{size[1]} gives a feature map") as e:
+            variants.tokens(variant, size)
+        advised = tuple(map(int, re.search(r"resize it to (\d+)x(\d+)", str(e.value)).groups()))
+        assert variants.tokens(variant, advised) > 1
+
+
+@TWINS
+@pytest.mark.parametrize("name", ["tiny", "tiny-hybrid", "tiny-resnet"])
+def test_all_families_start_alike(twin, name):
+    """Every class equally likely, so the first loss is log(classes); pixels must be normalised."""
+    options = {"image_size": 28, "channels": 1, "classes": 5, "head_bias": -2.0}
+    p = params.initialise(variants.parse(name), 0, **options)
+    images = RNG.standard_normal((2, 28, 28, 1)).astype("float32")
+    np.testing.assert_array_equal(first(twin.model(p, images)), -2)
+    with pytest.raises(ValueError, match=r"pixels are uint8; apply datasets.normalise"):
+        twin.model(p, np.zeros((2, 28, 28, 1), np.uint8))
+
+
+@TWINS
+def test_half_precision(twin):
+    """float16 weights run, and a deviation of 300 does not overflow its square."""
+    p = {"scale": np.ones(32, "float16"), "bias": np.zeros(32, "float16")}
+    x = (300 * RNG.standard_normal((1, 8, 8, 32))).astype("float16")
+    y = first(twin.group_norm(p, x))
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y.std((1, 2)), 1, atol=0.01)
+    hybrid = params.initialise(
+        variants.parse("tiny-hybrid"), 0, image_size=28, channels=1, classes=5
+    )
+    half = params.tree_map(lambda leaf: leaf.astype("float16"), hybrid)
+    images = RNG.standard_normal((2, 28, 28, 1)).astype("float32")
+    features = params.without_head(half), params.without_head(hybrid)
+    a, b = (first(twin.model(body, images)) for body in features)
+    np.testing.assert_allclose(a, b, atol=0.1)
+
+
+def test_decay_is_for_kernels():
+    """OPT-10 on the other families: no norm's scale or gamma, no bias."""
+    for name in ("tiny-hybrid", "tiny-resnet"):
+        flat = flatten(params.initialise(variants.parse(name), 0, image_size=28, channels=1))
+        for leaf in flat:
+            last = leaf.split("/")[-1]
+            assert params.is_kernel(leaf) == (last == "kernel"), leaf
+            others = ("scale", "bias", "gamma", "beta", "cls", "pos_embedding")
+            assert last == "kernel" or last in others
 
 
 @given(st.integers(1, 300), st.integers(1, 4))

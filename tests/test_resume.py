@@ -1,6 +1,5 @@
 """An interrupted run goes on as if nothing had happened (TRN-02, TRN-12, TRN-13)."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -54,7 +53,8 @@ def killed_at(step, engine, monkeypatch):
 
 def files(folder):
     """What a finished run leaves, without the options, which name the folder."""
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != "run.json"}
+    kept = [p for p in folder.iterdir() if p.name != "run.json" and p.suffix != ".damaged"]
+    return {p.name: p.read_bytes() for p in kept}
 
 
 @pytest.mark.parametrize("backend", ["jax", "numpy"])
@@ -136,11 +136,29 @@ def test_the_newest_by_number(tmp_path):
     for name in ("state-9.npz", "state-10.npz", "state-100.npz.tmp", "notes.txt", "state-x.npz"):
         (tmp_path / name).write_bytes(b"")
     assert [step for step, _ in states.numbered(tmp_path)] == [10, 9]
-    states.write(tmp_path, 11, {"weights": np.arange(3.0)}, {"rows": []})
-    step, tree, record = states.newest(tmp_path)
-    assert (step, record) == (11, {"rows": []})
+
+
+RECORD = {"rows": [], "pending": [], "best_accuracy": 0.5, "since_best": 1}
+
+
+def test_damaged_states_are_put_aside(tmp_path):
+    """They are not counted among the two that are kept; what does not fit is damaged too."""
+    like = {"weights": np.zeros(3)}
+    for step, tree, record in (
+        (4, {"weights": np.arange(3.0)}, RECORD),
+        (6, {"weights": np.arange(4.0)}, RECORD),
+    ):
+        states.write(tmp_path, step, tree, record)
+    with pytest.warns(UserWarning, match=r"state-6.npz is passed over: it has no weights of shape"):
+        step, tree, record = states.newest(tmp_path, like)
+    assert (step, record) == (4, RECORD)
     np.testing.assert_array_equal(tree["weights"], np.arange(3.0))
-    assert [step for step, _ in states.numbered(tmp_path)] == [11, 10]
+    assert (tmp_path / "state-6.npz.damaged").exists()
+    states.write(tmp_path, 5, {"weights": np.arange(3.0)}, RECORD)
+    assert [step for step, _ in states.numbered(tmp_path)] == [5, 4]
+    states.write(tmp_path, 6, {"weights": np.arange(3.0)}, {"rows": []})
+    with pytest.warns(UserWarning, match="its record lacks best_accuracy, pending, since_best"):
+        assert states.newest(tmp_path, like)[0] == 5
 
 
 @pytest.mark.parametrize(
@@ -167,7 +185,7 @@ def test_another_setting_is_refused(extra, message, tmp_path, monkeypatch, capsy
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "holds no run.json"), ("{", "is damaged"), ("[]", "is damaged: it holds no options")],
+    [(None, "holds no run.json"), ("{", "is damaged"), ("[]", "it lacks"), ("{}", "it lacks")],
 )
 def test_no_run_to_resume(content, message, tmp_path, capsys):
     if content is not None:
@@ -176,11 +194,62 @@ def test_no_run_to_resume(content, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_another_number_of_cores_is_told(tmp_path):
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({"cores": 1000, "seed": 3}))
-    with pytest.warns(UserWarning, match="another number of cores"):
-        assert states.read_options(tmp_path, {})["seed"] == 3
+def test_other_devices():
+    """Another order of sums is told; other dropout masks are refused."""
+    states.check_devices("2 cpu devices", "2 cpu devices", 0.1)
+    with pytest.warns(UserWarning, match="was started on 2 cpu devices, not on 8 gpu devices"):
+        states.check_devices("2 cpu devices", "8 gpu devices", 0.0)
+    with pytest.raises(ValueError, match=r"with --dropout 0.1 the rest would be another run"):
+        states.check_devices("2 cpu devices", "4 cpu devices", 0.1)
+
+
+def test_one_process_a_run(tmp_path, monkeypatch, capsys):
+    """While a run is alive, nobody resumes it; a killed one is free at once."""
+    options = [*RICH, "--backend", "numpy", "--output", str(tmp_path / "a")]
+    plain, seen = NumPyEngine.step, []
+
+    def resume_meanwhile(self, step, *rest):
+        if step == 6:
+            seen.append(train.main(["--resume", str(tmp_path / "a")]))
+        return plain(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NumPyEngine, "step", resume_meanwhile)
+        assert train.main(options) == 0
+    assert seen == [2]
+    assert "a run is going on in" in capsys.readouterr().err
+
+
+def test_states_of_another_run_are_not_touched(tmp_path, capsys):
+    """Neither overwritten nor mistaken for one's own."""
+    (tmp_path / "state-7.npz").write_bytes(b"precious")
+    assert train.main([*RICH, "--output", str(tmp_path)]) == 2
+    assert "holds states of another run" in capsys.readouterr().err
+    assert (tmp_path / "state-7.npz").read_bytes() == b"precious"
+
+
+def test_resuming_a_fine_tuning(tmp_path, monkeypatch, capsys):
+    """From another working directory; but not when the file it began with has changed."""
+    first, second = tmp_path / "a", tmp_path / "b"
+    short = ["--steps", "6", "--batch-size", "8", "--backend", "numpy", "--checkpoint-every", "2"]
+    assert train.main(["--tiny", *short, "--output", str(first)]) == 0
+    monkeypatch.chdir(first)
+    command = ["--init", "checkpoint.npz", "--freeze", *short, "--output"]
+    assert train.main([*command, str(tmp_path / "whole")]) == 0
+    with monkeypatch.context() as patch:
+        killed_at(3, NumPyEngine, patch)
+        with pytest.raises(Killed):
+            train.main([*command, str(second)])
+    monkeypatch.chdir(tmp_path)
+    content = (first / "checkpoint.npz").read_bytes()
+    other = checkpoint.load(first / "checkpoint.npz")
+    other["head"]["bias"] = other["head"]["bias"] + 1
+    checkpoint.save(first / "checkpoint.npz", other)
+    assert train.main(["--resume", str(second)]) == 2
+    assert "is not the file that the run in" in capsys.readouterr().err
+    (first / "checkpoint.npz").write_bytes(content)
+    assert train.main(["--resume", str(second)]) == 0
+    assert files(second) == files(tmp_path / "whole")
 
 
 def test_a_full_disk_leaves_the_last_state(tmp_path, monkeypatch, capsys):
@@ -204,13 +273,14 @@ def test_a_full_disk_leaves_the_last_state(tmp_path, monkeypatch, capsys):
 
 
 def test_sigkill(tmp_path):
-    """A real process, killed at moments of its own, three times; then left to end."""
+    """A real process, killed three times at seeded moments after its first state; then left."""
     base = [sys.executable, "-m", "minivit.train"]
-    options = ["--tiny", "--steps", "40", "--batch-size", "8", "--backend", "numpy", "--per-class"]
-    options += ["20", "--checkpoint-every", "3", "--log-every", "7", "--dropout", "0.1"]
+    options = ["--tiny", "--steps", "400", "--batch-size", "8", "--backend", "numpy", "--per-class"]
+    options += ["20", "--checkpoint-every", "20", "--log-every", "7", "--dropout", "0.1"]
     whole, other = tmp_path / "whole", tmp_path / "other"
     subprocess.run([*base, *options, "--output", str(whole)], check=True, capture_output=True)
     command = [*base, *options, "--output", str(other)]
+    rng, reached = np.random.default_rng(0), []
     for _ in range(3):
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         before = states.numbered(other)[:1] if other.exists() else []
@@ -219,11 +289,12 @@ def test_sigkill(tmp_path):
             if other.exists() and states.numbered(other)[:1] != before:
                 break
             time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.05))
         process.kill()
-        process.wait()
-        if (other / "checkpoint.npz").exists():
-            break
+        assert process.wait() == -signal.SIGKILL
+        reached.append(states.numbered(other)[0][0])
         command = [*base, "--resume", str(other)]
-    subprocess.run([*base, "--resume", str(other)], capture_output=True)
+    assert reached == sorted(set(reached))
+    subprocess.run(command, capture_output=True, check=True)
     for name in ("checkpoint.npz", "metrics.csv"):
         assert (other / name).read_bytes() == (whole / name).read_bytes()

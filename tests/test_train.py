@@ -169,7 +169,11 @@ def test_default_folders_do_not_overwrite(tmp_path, monkeypatch):
         (["--tiny", "--objective", "pixels", "--freeze"], "--freeze is about labels"),
         (["--tiny", "--objective", "pixels", "--corrupt", "0.03"], "corrupts none of 16 patches"),
         (["--model", "tiny-hybrid", "--objective", "pixels"], "convolutions see their neighbours"),
-        (["--model", "tiny-resnet", "--dropout", "0.1"], "a ResNet has no dropout"),
+        (
+            ["--model", "tiny-resnet", "--dropout", "0.1"],
+            "--dropout 0.1: a ResNet has no such thing",
+        ),
+        (["--model", "tiny-resnet", "--representation"], "a ResNet has no such thing"),
         (["--init", "x.npz", "--head-bias", "-10"], "are for a new model"),
         (["--model", "tiny/2", "--objective", "downsampled"], "2 pixels cannot be shrunk to 4"),
         (["--tiny", "--dataset", "shapes:taste"], "unknown labels 'taste'"),
@@ -242,6 +246,7 @@ def test_recipes_fill_in_what_is_not_given():
     options.check_steps(args, 60_000)
     assert (args.steps, args.warmup_steps) == (1875, 187)
     assert checked("--model", "ViT-B_16", "--recipe", "jft").learning_rate == 8e-4
+    assert checked("--model", "R50x1", "--recipe", "imagenet").dropout == 0
     assert checked("--model", "vit_tiny").image_size == (28, 28)
     args = checked("--model", "B/16", "--recipe", "imagenet-21k")
     assert (args.loss, args.head_bias, args.representation) == ("sigmoid", -10, True)

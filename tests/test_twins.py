@@ -287,6 +287,31 @@ def test_scanned_blocks_equal_the_loop():
         compare(tree_map(np.asarray, loop_back(dy)[0]), unstacked, 1e-12)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 7, 16])
+@pytest.mark.parametrize("p", [model(np.random.default_rng(3))], ids=["vit"])
+def test_chunked_attention(chunk, p):
+    """Queries in chunks, whether these divide the seven tokens or not: value and gradient."""
+    images = np.random.default_rng(4).standard_normal((3, 8, 12, 2))
+    with jax.enable_x64(True):
+        whole, back = jax.vjp(partial(in_jax.vit, chunk=0), p, images)
+        parts, back_parts = jax.vjp(jax.jit(partial(in_jax.vit, chunk=chunk)), p, images)
+        np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-12)
+        dy = np.random.default_rng(5).standard_normal(whole.shape)
+        for ours, theirs in zip(back_parts(dy), back(dy), strict=True):
+            compare(tree_map(np.asarray, {"x": ours}), {"x": theirs}, 1e-11)
+
+
+def test_many_tokens_go_by_chunks():
+    """By default above a thousand tokens: no array of all weights is left in the program."""
+    p = {"query": {"kernel": np.ones((4, 1, 4), "f4"), "bias": np.zeros((1, 4), "f4")}}
+    p |= {n: p["query"] for n in ("key", "value")}
+    p["out"] = {"kernel": np.ones((1, 4, 4), "f4"), "bias": np.zeros(4, "f4")}
+    gradient = jax.grad(lambda p, x: in_jax.attention(p, x).sum(), argnums=(0, 1))
+    for tokens in (1024, 1025):
+        text = jax.jit(gradient).lower(p, np.ones((1, tokens, 4), "f4")).as_text()
+        assert (f"{tokens}x{tokens}xf32" in text) == (tokens == 1024)
+
+
 def test_intermediates_are_the_same():
     """Both twins record the same names and arrays, also under jit."""
     p, images = next(c[1] for c in CASES if c[0] == "vit")

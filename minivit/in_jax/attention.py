@@ -1,5 +1,7 @@
 """Softmax and multi-head self-attention (appendix A)."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -7,6 +9,7 @@ from .mlp import dense
 
 PROJECTIONS = ("query", "key", "value")
 FEW_TOKENS = 32
+MANY_TOKENS, CHUNK = 1024, 256  # above so many tokens, attention goes by chunks of queries
 
 
 def softmax(s):  # [..., N] -> [..., N]
@@ -18,7 +21,10 @@ def softmax(s):  # [..., N] -> [..., N]
 @jax.custom_vjp
 def scaled_dot_product(q, k, v):  # 3 x [B, H, N, K] -> [B, H, N, K], weights [B, H, N, N]
     """Average the values, weighted by how well each key answers the query (eqs. 6 and 7)."""
-    weights = softmax((q * q.shape[-1] ** -0.5) @ k.swapaxes(-1, -2))
+    scores = (q * q.shape[-1] ** -0.5) @ k.swapaxes(-1, -2)
+    # Half precision would lose small weights: softmax is at least float32.
+    wide = jnp.promote_types(scores.dtype, "float32")
+    weights = softmax(scores.astype(wide)).astype(scores.dtype)
     return weights @ v, weights
 
 
@@ -37,13 +43,68 @@ def back_by_hand(kept, gradients):
     (q, k, v, weights), (dy, dweights) = kept, gradients
     copied = jax.lax.optimization_barrier if q.shape[-2] <= FEW_TOKENS else lambda x: x
     dweights = dweights + dy @ v.swapaxes(-1, -2)
-    dscores = weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
+    wide = jnp.promote_types(weights.dtype, "float32")
+    share = (dweights.astype(wide) * weights).sum(-1, keepdims=True).astype(weights.dtype)
+    dscores = weights * (dweights - share)
     dscores = dscores * q.shape[-1] ** -0.5
     transposed, weights = copied((dscores.swapaxes(-1, -2), weights.swapaxes(-1, -2)))
     return dscores @ k, transposed @ q, weights @ dy
 
 
 scaled_dot_product.defvjp(keep_weights, back_by_hand)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def chunked_dot_product(q, k, v, size):  # 3 x [B, H, N, K] -> [B, H, N, K]
+    """The same for `size` queries at a time: memory grows with N, not with its square.
+
+    Each chunk sees all keys, so its softmax is whole and nothing is approximate. No weights are
+    kept for the backward pass, which computes them again.
+    """
+    return unchunk(
+        jax.lax.map(lambda part: scaled_dot_product(part, k, v)[0], chunks(q, size)), q.shape
+    )
+
+
+def chunks(x, size):  # [B, H, N, K] -> [chunks, B, H, size, K]
+    """Queries in chunks, the last one filled up with zeros."""
+    batch, heads, tokens, width = x.shape
+    x = jnp.pad(x, ((0, 0), (0, 0), (0, -tokens % size), (0, 0)))
+    return x.reshape(batch, heads, -1, size, width).transpose(2, 0, 1, 3, 4)
+
+
+def unchunk(x, shape):  # [chunks, B, H, size, K] -> [B, H, N, K]
+    """The inverse of `chunks`."""
+    x = x.transpose(1, 2, 0, 3, 4).reshape(*shape[:2], -1, shape[3])
+    return x[:, :, : shape[2]]
+
+
+def keep_inputs(q, k, v, size):
+    """Keep what is linear in N."""
+    return chunked_dot_product(q, k, v, size), (q, k, v)
+
+
+def back_by_chunks(size, kept, dy):
+    """Queries' gradients chunk by chunk; those of keys and values are sums over chunks."""
+    q, k, v = kept
+
+    def body(sums, part):
+        queries, dmixed = part
+        _, residuals = keep_weights(queries, k, v)
+        dq, dk, dv = back_by_hand(residuals, (dmixed, 0))
+        return (sums[0] + dk, sums[1] + dv), dq
+
+    zeros = (jnp.zeros_like(k), jnp.zeros_like(v))
+    (dk, dv), dq = jax.lax.scan(body, match(zeros, k), (chunks(q, size), chunks(dy, size)))
+    return unchunk(dq, q.shape), dk, dv
+
+
+def match(zeros, like):
+    """Zeros that differ between devices as `like` does, which a loop's sums must say beforehand."""
+    return tuple(z + 0 * like.ravel()[0] for z in zeros)
+
+
+chunked_dot_product.defvjp(keep_inputs, back_by_chunks)
 
 
 def split_heads(x, heads):  # [B, N, H*K] -> [B, H, N, K]
@@ -56,8 +117,12 @@ def merge_heads(x):  # [B, H, N, K] -> [B, N, H*K]
     return x.swapaxes(1, 2).reshape(len(x), x.shape[2], -1)
 
 
-def attention(p, x, *, out=None):  # [B, N, D] -> [B, N, D]
-    """Every token looks at all tokens, H times in parallel (eqs. 5 to 8)."""
+def attention(p, x, *, out=None, chunk=None):  # [B, N, D] -> [B, N, D]
+    """Every token looks at all tokens, H times in parallel (eqs. 5 to 8).
+
+    `chunk` queries at a time, 0 for all at once; by default chunks where there are many tokens.
+    `out` needs all weights, and so all queries at once.
+    """
     batch, tokens, _ = x.shape
     heads, head_width = p["query"]["bias"].shape
     joined = {
@@ -66,9 +131,14 @@ def attention(p, x, *, out=None):  # [B, N, D] -> [B, N, D]
     }
     # One product and one transposition to [3, B, H, N, K]: on a CPU far faster than einsums.
     qkv = dense(joined, x).reshape(batch, tokens, 3, heads, head_width).transpose(2, 0, 3, 1, 4)
-    mixed, weights = scaled_dot_product(*qkv)
-    if out is not None:
-        out["attention"] = weights
+    if chunk is None:
+        chunk = CHUNK if tokens > MANY_TOKENS else 0
+    if chunk and out is None:
+        mixed = chunked_dot_product(*qkv, chunk)
+    else:
+        mixed, weights = scaled_dot_product(*qkv)
+        if out is not None:
+            out["attention"] = weights
     return dense(p["out"], merge_heads(mixed))
 
 

@@ -10,9 +10,10 @@ def conv2d(p, x, *, stride=1, padding="SAME"):  # [B, height, width, C] -> [B, h
     """Slide the kernel [rows, columns, C, F] over the image."""
     kernel = p["kernel"]
     check_channels(x.shape, kernel.shape)
+    wide = jnp.promote_types(x.dtype, kernel.dtype)
     return jax.lax.conv_general_dilated(
-        x,
-        kernel,
+        x.astype(wide),
+        kernel.astype(wide),
         (stride, stride),
         padded(x.shape, kernel.shape[:2], stride, padding),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),

@@ -43,5 +43,6 @@ def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, widt
     """Give each group of channels of each image mean 0 and variance 1, then scale and shift."""
     groups = groups_of(x.shape[-1])
     grouped = x.reshape(len(x), -1, groups, x.shape[-1] // groups)  # [B, pixels, G, C/G]
-    normal = standardise(grouped, epsilon, (1, 3)).reshape(x.shape)
-    return normal * p["scale"] + p["bias"]
+    wide = grouped.astype(jnp.promote_types(x.dtype, "float32"))
+    normal = standardise(wide, epsilon, (1, 3)).reshape(x.shape)
+    return (normal * p["scale"] + p["bias"]).astype(x.dtype)

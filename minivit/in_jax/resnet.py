@@ -2,7 +2,7 @@
 
 import jax
 
-from ..shapes import numbered
+from ..shapes import check_pixels, numbered
 from .convolution import max_pool, std_conv
 from .mlp import dense
 from .norms import group_norm
@@ -36,6 +36,7 @@ def stages(p, x, unit, name, out=None):  # [B, height, width, C] -> [B, h, w, C'
 
 def stem(p, images, out=None):  # [B, height, width, C] -> [B, h, w, C']
     """The convolutions before a hybrid's patches: a root that shrinks 4 times, then the stages."""
+    check_pixels(images)
     x = relu(group_norm(p["gn_root"], std_conv(p["conv_root"], images, stride=2)))
     x = max_pool(x)
     if out is not None:
@@ -68,6 +69,7 @@ def preactivation_unit(p, x, stride=1):  # [B, height, width, C] -> [B, h, w, 4F
 
 def bit(p, images, *, out=None):  # [B, height, width, C] -> [B, classes]
     """The whole BiT ResNet (arXiv 1912.11370), the paper's baseline; see the NumPy twin."""
+    check_pixels(images)
     p = p["resnet"]
     root = p["root_block"]["standardized_conv2d"]
     conv = std_conv(root, images, stride=2, padding=3, form="bit")

@@ -13,12 +13,13 @@ from .positions import add_class_token, add_positions
 from .resnet import stem
 
 
-def encoder_block(p, x, *, gelu_form="tanh", epsilon=1e-6, rate=0.0, rng=None, out=None):
-    # [B, N, D] -> [B, N, D]
+def encoder_block(
+    p, x, *, gelu_form="tanh", epsilon=1e-6, rate=0.0, rng=None, out=None, chunk=None
+):  # [B, N, D] -> [B, N, D]
     """Attention, then MLP, each on a normalised copy and added to its input (eqs. 2 and 3)."""
     rng_attention, rng_mlp = split(rng, 2)
     ln1 = layer_norm(p["LayerNorm_0"], x, epsilon)
-    mha = attention(p["MultiHeadDotProductAttention_1"], ln1, out=out)
+    mha = attention(p["MultiHeadDotProductAttention_1"], ln1, out=out, chunk=chunk)
     middle = x + dropout(mha, rate, rng_attention)
     ln2 = layer_norm(p["LayerNorm_2"], middle, epsilon)
     y = mlp(p["MlpBlock_3"], ln2, gelu_form=gelu_form, rate=rate, rng=rng_mlp)
@@ -58,7 +59,7 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
     if "encoderblock" in p:
         x = scan_blocks(p["encoderblock"], x, rng=rng_blocks, **options)
     for i, key in enumerate(split(rng_blocks, depth(p))):
-        inside = {}
+        inside = None if out is None else {}
         x = encoder_block(p[f"encoderblock_{i}"], x, rng=key, out=inside, **options)
         if out is not None:
             out[f"block{i}"] = x

@@ -36,20 +36,22 @@ def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, widt
 
     32 groups, or one a channel where there are fewer (arXiv 1803.08494). vit_jax's hybrid uses
     epsilon 1e-6, BiT 1e-5. The variance is that of the centred values, so a large mean does no
-    harm.
+    harm. Half precision is computed in float32.
     """
-    groups = groups_of(x.shape[-1])
+    groups, dtype = groups_of(x.shape[-1]), x.dtype
+    x = x.astype(np.promote_types(dtype, "float32"), copy=False)
     grouped = x.reshape(len(x), -1, groups, x.shape[-1] // groups)  # [B, pixels, G, C/G]
     centred = grouped - grouped.mean((1, 3), keepdims=True)
     deviation = np.sqrt((centred * centred).mean((1, 3), keepdims=True) + epsilon)
     normal = centred / deviation
-    y = normal.reshape(x.shape) * p["scale"] + p["bias"]
+    y = (normal.reshape(x.shape) * p["scale"] + p["bias"]).astype(dtype, copy=False)
 
     def back(dy):  # as in `layer_norm`, over other axes
         dp = {"scale": (dy * normal.reshape(x.shape)).sum((0, 1, 2)), "bias": dy.sum((0, 1, 2))}
         dnormal = (dy * p["scale"]).reshape(grouped.shape)
         shift = dnormal.mean((1, 3), keepdims=True)
         stretch = (dnormal * normal).mean((1, 3), keepdims=True)
-        return dp, ((dnormal - shift - normal * stretch) / deviation).reshape(x.shape)
+        dx = ((dnormal - shift - normal * stretch) / deviation).reshape(x.shape)
+        return dp, dx.astype(dtype, copy=False)
 
     return y, back

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..shapes import numbered
+from ..shapes import check_pixels, numbered
 from .convolution import max_pool, std_conv
 from .mlp import dense
 from .norms import group_norm
@@ -65,6 +65,7 @@ def stages(p, x, unit, name, out=None):  # [B, height, width, C] -> [B, h, w, C'
 
 def stem(p, images, out=None):  # [B, height, width, C] -> [B, h, w, C']
     """The convolutions before a hybrid's patches: a root that shrinks 4 times, then the stages."""
+    check_pixels(images)
     x, back_root = std_conv(p["conv_root"], images, stride=2)
     x, back_norm = group_norm(p["gn_root"], x)
     x, back_relu = relu(x)
@@ -141,6 +142,7 @@ def bit(p, images, *, out=None):  # [B, height, width, C] -> [B, classes]
     Without a head the result is the features [B, C']. A dictionary `out` receives root_conv, root,
     stem_block{b}, features, logits.
     """
+    check_pixels(images)
     p = p["resnet"]
     root = p["root_block"]["standardized_conv2d"]
     conv, back_root = std_conv(root, images, stride=2, padding=3, form="bit")
