@@ -100,3 +100,19 @@ def confusion(counts, classes):  # [true, predicted] -> Figure
                 axes.text(j, i, f"{value:.0f}", ha="center", va="center", color=color, fontsize=8)
     figure.colorbar(image, label="% of the true class")
     return figure
+
+
+def data_sizes(results, sizes):  # {family: {images: accuracies of the seeds}} -> Figure
+    """Test accuracy against the number of training images: the mean, and its deviation as a bar."""
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for family, by_size in results.items():
+        values = [100 * np.asarray(by_size[size]) for size in sizes]
+        means, deviations = [v.mean() for v in values], [v.std() for v in values]
+        axes.errorbar(sizes, means, deviations, marker="o", capsize=3, label=family)
+    axes.set(xscale="log", xlabel="training images", ylabel="% of test images right")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    return figure
