@@ -44,7 +44,7 @@ def test_mosaic(channels):
 
 
 def test_confusion():
-    """Per cent of each row, as numbers where classes are few; an absent class divides by nothing."""
+    """Per cent of each row, as numbers where classes are few; an absent class is no fault."""
     counts = np.array([[8, 2, 0], [0, 5, 0], [0, 0, 0]])
     found = texts(figures.confusion(counts, ("a", "b", "c")))
     assert {"80", "20", "100", "predicted", "true"} <= set(found)
