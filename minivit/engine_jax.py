@@ -1,6 +1,7 @@
 """Training and evaluation with the JAX twin: one program, on a mesh of all local devices."""
 
 import contextlib
+import re
 import warnings
 from functools import partial
 
@@ -14,12 +15,14 @@ from .datasets import normalise
 from .in_jax import OBJECTIVES, model
 from .machine import cores
 from .params import (
+    flatten,
     merge,
     pack,
     select,
     split_frozen,
     stack_blocks,
     tree_map,
+    unflatten,
     unpack,
     unstack_blocks,
 )
@@ -56,11 +59,22 @@ def batch_mesh(batch_size):
     return jax.make_mesh((count,), ("batch",), devices=devices[:count])
 
 
-def objective_loss(trained, frozen, batch, *, objective, **options):  # -> loss, accuracy
+NORM = re.compile(r"(Norm_\d+|encoder_norm|gn\w*|group_norm)/\w+$")
+
+
+def cast(params, dtype):
+    """The weights in the type of the computation; norms stay as they are."""
+    flat = flatten(params)
+    return unflatten({n: x if NORM.search(n) else x.astype(dtype) for n, x in flat.items()})
+
+
+def objective_loss(trained, frozen, batch, *, objective, dtype="float32", **options):
+    # -> loss, accuracy
     """What is differentiated, by its first argument."""
     metrics = {"accuracy": jax.numpy.nan}
-    batch = batch | {"images": normalise(batch["images"])}
-    loss = OBJECTIVES[objective](merge(frozen, trained), **batch, metrics=metrics, **options)
+    batch = batch | {"images": normalise(batch["images"]).astype(dtype)}
+    params = cast(merge(frozen, trained), dtype)
+    loss = OBJECTIVES[objective](params, **batch, metrics=metrics, **options)
     return loss, jax.numpy.float32(metrics["accuracy"])
 
 
@@ -99,13 +113,16 @@ class JaxEngine:
         freeze=False,
         keep=0.0,
         model=None,
+        dtype="float32",
         **rule,
     ):
         """`objective` is one of OBJECTIVES; `accumulate` divides each batch into so many parts, one
         after the other; `freeze` trains the head alone; `keep` averages the weights; `model` are
-        options of `vit` and of the objective; `rule`: see optim.update.
+        options of `vit` and of the objective; `dtype` is that of the computation, while weights,
+        moments, norms, softmax and loss stay float32; `rule`: see optim.update.
         """
         self.objective, self.model, self.accumulate = objective, model or {}, accumulate
+        self.dtype = dtype
         use_all_cores()
         self.rate, self.keep, self.rule = rate, keep, rule
         self.traces = 0
@@ -147,6 +164,7 @@ class JaxEngine:
         def part(batch, number):
             rng = jax.random.fold_in(key, number) if self.rate else None
             options = self.model | {"objective": self.objective, "rate": self.rate, "rng": rng}
+            options["dtype"] = self.dtype
             (loss, accuracy), grads = gradient(local, frozen, batch, **options)
             return loss, accuracy, pack(grads)
 
@@ -159,11 +177,13 @@ class JaxEngine:
     def device_logits(self, params, frozen, images):
         """Class scores of a device's share of the images."""
         options = {name: value for name, value in self.model.items() if name != "loss"}
-        return model(merge(frozen, unpack(params, self.like)), normalise(images), **options)
+        params = cast(merge(frozen, unpack(params, self.like)), self.dtype)
+        scores = model(params, normalise(images).astype(self.dtype), **options)
+        return scores.astype("float32")
 
     def device_measure(self, params, frozen, batch):
         """The objective on a device's share of a batch."""
-        options = self.model | {"objective": self.objective}
+        options = self.model | {"objective": self.objective, "dtype": self.dtype}
         result = objective_loss(unpack(params, self.like), frozen, batch, **options)
         return jax.lax.pmean(jax.numpy.stack(result), "batch")
 
@@ -200,7 +220,7 @@ class JaxEngine:
             # Padding would count in a mean: the few that are left over go to one device.
             whole = {name: array[:-rest] for name, array in batch.items()}
             batch = {name: array[-rest:] for name, array in batch.items()}
-            options = self.model | {"objective": self.objective}
+            options = self.model | {"objective": self.objective, "dtype": self.dtype}
             params = unpack(tree_map(np.asarray, self.averaged()), self.like)
             few = objective_loss(params, tree_map(np.asarray, self.frozen), batch, **options)
             if not len(whole["images"]):

@@ -87,6 +87,10 @@ def add_task(option):
     option("--strict", "stop at a broken picture of a folder", action="store_true")
     option("--per-class", "train on so many labelled images of each class only", type=int)
     option("--backend", "which twin runs", choices=("jax", "numpy"), default="jax")
+    text = "of the computation, jax only; weights, moments, norms, softmax and loss stay float32"
+    option("--dtype", text, choices=("float32", "bfloat16"), default="float32")
+    text = "of matrix products on GPUs and TPUs: highest forbids TF32 and bfloat16 passes"
+    option("--precision", text, choices=("default", "highest"), default="default")
     option("--output", "folder to write (default: a new one in runs/)", type=Path)
     text = "of weights, order and dropout; dropout also depends on the number of cores"
     option("--seed", text, type=int, default=0)
@@ -214,6 +218,8 @@ def check_together(args):
             )
     if args.model and isinstance(variants.parse(args.model), variants.ResNet):
         check_resnet(args)
+    if args.backend == "numpy" and args.dtype != "float32":
+        raise ValueError(f"--dtype {args.dtype} needs --backend jax; NumPy has no such type")
     if args.patience and not args.validation:
         raise ValueError(f"--patience {args.patience} needs --validation, a share such as 0.02")
     if args.init and (args.representation or args.head_bias):

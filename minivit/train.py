@@ -131,7 +131,11 @@ def make_engine(args, params):
         return NumPyEngine(params, **options)
     from .engine_jax import JaxEngine  # here, so that --help and --backend numpy need no JAX
 
-    return JaxEngine(params, batch_size=args.batch_size, **options)
+    if args.precision == "highest":
+        import jax
+
+        jax.config.update("jax_default_matmul_precision", "highest")
+    return JaxEngine(params, batch_size=args.batch_size, dtype=args.dtype, **options)
 
 
 class Interrupt:

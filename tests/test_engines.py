@@ -9,7 +9,7 @@ import pytest
 
 from minivit import masking, optim, params, variants
 from minivit.datasets import normalise
-from minivit.engine_jax import SCAN_FROM, JaxEngine, batch_mesh
+from minivit.engine_jax import SCAN_FROM, JaxEngine, batch_mesh, cast
 from minivit.engine_numpy import NumPyEngine, loss_and_gradient
 from minivit.in_numpy import smooth_labels, vit
 from minivit.params import flatten, tree_map
@@ -253,3 +253,28 @@ def test_restore(variant, keep):
             np.testing.assert_array_equal(leaf, flatten(best)[name])
         np.testing.assert_array_equal(engine.logits(IMAGES), scores)
         engine.step(3, BATCH, 1e-2)
+
+
+@pytest.mark.parametrize("variant", [VARIANT, SCANNED], ids=["loop", "scan"])
+def test_half_precision(variant):
+    """bfloat16 computes, float32 remembers; the losses stay within a few per cent."""
+    p = model(variant)
+    plain, half = (JaxEngine(p, batch_size=24, dtype=t) for t in ("float32", "bfloat16"))
+    losses = [[float(e.step(s, BATCH, 3e-3)[0]) for s in range(20)] for e in (plain, half)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.05)
+    assert losses[1] != losses[0]
+    assert losses[1][-1] < 0.8 * losses[1][0]
+    for name, leaf in flatten(half.state_tree()).items():
+        assert np.asarray(leaf).dtype in ("float32", "int32"), name
+    assert half.logits(IMAGES).dtype == "float32"
+    np.testing.assert_allclose(half.measure(BATCH)[0], losses[1][-1], rtol=0.3)
+
+
+def test_norms_are_not_cast():
+    """What normalises keeps its float32, in all three families."""
+    for name in ("tiny", "tiny-hybrid", "tiny-resnet"):
+        p = params.initialise(variants.parse(name), 0, image_size=28, channels=1, classes=3)
+        for leaf, array in flatten(cast(p, "float16")).items():
+            norm = leaf.split("/")[-1] in ("scale", "gamma", "beta") or "Norm" in leaf
+            norm = norm or "norm" in leaf or "gn" in leaf
+            assert (array.dtype == "float32") == norm, leaf

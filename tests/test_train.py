@@ -174,6 +174,7 @@ def test_default_folders_do_not_overwrite(tmp_path, monkeypatch):
             "--dropout 0.1: a ResNet has no such thing",
         ),
         (["--model", "tiny-resnet", "--representation"], "a ResNet has no such thing"),
+        (["--tiny", "--backend", "numpy", "--dtype", "bfloat16"], "needs --backend jax"),
         (["--init", "x.npz", "--head-bias", "-10"], "are for a new model"),
         (["--model", "tiny/2", "--objective", "downsampled"], "2 pixels cannot be shrunk to 4"),
         (["--tiny", "--dataset", "shapes:taste"], "unknown labels 'taste'"),
