@@ -8,6 +8,8 @@ import fnmatch
 import sys
 from dataclasses import asdict, dataclass
 
+from . import command
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -155,4 +157,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run("recipes", main))
