@@ -26,6 +26,7 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     options       the command line of train
     command       a user's mistake is one line, in every command
     states        what a run needs to go on after an interruption
+    loop          training itself: steps, rows, states, validations, pictures
     train         python -m minivit.train --tiny
     finetune      a trained model made ready for other classes and sizes
     predict       python -m minivit.predict IMAGE --checkpoint FILE

@@ -1,0 +1,270 @@
+"""The loop of training: a step, and now and then a row, a state, a validation, a picture."""
+
+import csv
+import math
+import signal
+import sys
+import time
+from functools import partial
+
+import numpy as np
+from tqdm import tqdm
+
+from . import checkpoint, datasets, evaluate, masking, optim, states
+from .architecture import token_grid, token_pixels
+from .batches import fit, portion
+from .in_numpy import masked_vit
+from .params import tree_map
+
+METRICS = ["step", "images", "learning_rate", "loss", "accuracy"]
+METRICS += ["validation_loss", "validation_accuracy", "test_loss", "test_accuracy"]
+SHOWN = 8  # images of a mosaic
+DIVERGED = (
+    "minivit.train: error: the loss is no longer finite; "
+    "lower --learning-rate, or raise --warmup-steps"
+)
+
+
+class Interrupt:
+    """Ctrl-C or SIGTERM asks to stop after the current step; a second Ctrl-C stops at once.
+
+    A step must not be broken off: JAX reuses its input's memory, so half a step leaves nothing.
+    """
+
+    def __init__(self):
+        self.asked = False
+        self.before = {s: signal.signal(s, self.ask) for s in (signal.SIGINT, signal.SIGTERM)}
+
+    def ask(self, *_):
+        """The signal's handler."""
+        self.asked = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def close(self):
+        """Give the signals back."""
+        for which, handler in self.before.items():
+            signal.signal(which, handler)
+
+
+class Run:
+    """One training run: what it trains, what it has seen, what it writes."""
+
+    def __init__(self, args, dataset, held_out, batches, folder, engine):
+        self.args, self.dataset, self.held_out = args, dataset, held_out
+        self.batches, self.folder, self.engine = batches, folder, engine
+        self.first, self.rows, self.pending = 0, [], []
+        self.best, self.best_accuracy, self.since_best = None, -1.0, 0
+
+    def write(self, row):
+        """A row of metrics.csv."""
+        self.rows.append(row)
+        self.writer.writerow(row)
+
+    def train(self):  # -> steps done, why it ended early
+        """The loop: a batch, a step, now and then a row of metrics, a validation, a picture."""
+        args, total = self.args, self.args.steps
+        if 0 < args.patience <= self.since_best:  # it had ended just before it was killed
+            return self.first, "stopped"
+        interrupt = Interrupt()
+        pause = 0.1 if sys.stderr.isatty() else 15  # a log file needs no moving bar
+        bar = partial(tqdm, unit="img", unit_scale=True, dynamic_ncols=True, mininterval=pause)
+        rate = partial(optim.schedule, base=args.learning_rate, total=total, decay=args.decay)
+        try:
+            done = self.first * args.batch_size
+            with bar(total=total * args.batch_size, initial=done) as bar:
+                for step in range(self.first, total):
+                    if interrupt.asked:
+                        self.save_state(step)
+                        bar.write(f"go on with --resume {self.folder}")
+                        return step, "interrupted"
+                    learning_rate = rate(step, warmup=args.warmup_steps)
+                    numbers = self.engine.step(step, self.batches(step), learning_rate)
+                    self.pending.append(numbers)
+                    if step == self.first:
+                        float(numbers[0])  # wait for it
+                        bar.write(f"first step after {time.perf_counter() - args.start:.1f} s")
+                    bar.update(args.batch_size)
+                    if why := self.after(step + 1, learning_rate, bar):
+                        return step + 1, why
+            return total, None
+        finally:
+            interrupt.close()
+
+    def after(self, done, learning_rate, bar):  # -> why to stop
+        """What is due when so many steps are done."""
+        args, last = self.args, done == self.args.steps
+        if done % args.log_every == 0 or last:
+            losses, right = np.array(self.pending, np.float64).T
+            self.pending.clear()
+            if not np.isfinite(losses).any():
+                return "diverged"
+            row = {"step": done, "images": done * args.batch_size, "learning_rate": learning_rate}
+            row["loss"] = float(np.nanmean(losses))
+            if np.isfinite(right).any():
+                row["accuracy"] = float(np.nanmean(right))
+            self.write(row)
+            words = [f"{name} {row[name]:.3f}" for name in ("loss", "accuracy") if name in row]
+            bar.set_postfix_str(", ".join(words), refresh=False)
+        if args.objective != "classes" and (done % args.mosaic_every == 0 or last):
+            self.draw_mosaic(done)
+        why = None
+        if self.held_out and (done % args.evaluate_every == 0 or last):
+            why = self.validate(done)
+        if args.checkpoint_every and done % args.checkpoint_every == 0:
+            self.save_state(done)
+        return why
+
+    def save_state(self, done):
+        """All that decides what the steps after `done` do, in one file."""
+        tree = self.engine.state_tree()
+        record = {"rows": self.rows, "pending": np.array(self.pending, np.float64).tolist()}
+        record |= {"best_accuracy": self.best_accuracy, "since_best": self.since_best}
+        if self.best:
+            record["best_step"], tree["best"] = self.best
+        states.write(self.folder, done, tree, record)
+
+    def load_state(self, tree, record):
+        """The reverse of `save_state`."""
+        self.engine.load_state(tree)
+        self.rows = record["rows"]
+        self.pending = [tuple(numbers) for numbers in record["pending"]]
+        self.best_accuracy, self.since_best = record["best_accuracy"], record["since_best"]
+        if "best_step" in record:
+            self.best = record["best_step"], tree["best"]
+
+    def validate(self, done):  # -> why to stop
+        """A row about the held-out images; keep the weights if they are the best so far."""
+        images, labels = self.held_out
+        result = evaluate.summary(self.logits(images), labels)
+        row = {"step": done, "images": done * self.args.batch_size}
+        row |= {"validation_loss": result["loss"], "validation_accuracy": result["accuracy"]}
+        self.write(row)
+        self.since_best += 1
+        if result["accuracy"] > self.best_accuracy:
+            self.best_accuracy, self.since_best = result["accuracy"], 0
+            self.best = done, tree_map(np.copy, self.engine.snapshot())
+        return "stopped" if 0 < self.args.patience <= self.since_best else None
+
+    def logits(self, images):  # uint8 [B, ...] -> [B, classes]
+        """Class scores of images of the data set's own size, in parts that fit into memory."""
+        args = self.args
+        size = max(args.batch_size // args.accumulate, portion(args.image_size))
+        parts = np.array_split(images, max(1, len(images) // 1000))
+        fitted = (fit(part, args.image_size, args.channels) for part in parts)
+        return np.concatenate([self.engine.logits(part, size) for part in fitted])
+
+    def draw_mosaic(self, done):
+        """What a masked model sees and says of some test images, always the same."""
+        from . import figures  # matplotlib, only when there is something to draw
+
+        args, params = self.args, self.engine.snapshot()
+        images = fit(self.dataset.test_images[:SHOWN], args.image_size, args.channels)
+        drawn = self.batches.corruption(args.image_size, len(images), 0, datasets.LOOK)
+        batch = masking.masked_batch(images, drawn, args.objective, self.batches.patch)
+        said, _ = masked_vit(
+            params, datasets.normalise(images), batch["masked"], batch["source"], **args.settings
+        )
+        views = masking.mosaic(batch, said, args.objective, self.batches.patch)
+        digits = len(str(args.steps))
+        path = self.folder / f"mosaic-{done:0{digits}}.png"
+        figures.mosaic(views).savefig(path, dpi=100)
+
+    def test_masked(self):  # -> loss, accuracy
+        """The masked objective on every test image, with a corruption of its own."""
+        images, args = self.dataset.test_images, self.args
+        size = portion(args.image_size, self.engine.multiple)
+        drawn = self.batches.corruption(args.image_size, len(images), 0, datasets.TEST)
+        total = np.zeros(2)
+        for begin in range(0, len(images), size):
+            here = slice(begin, begin + size)
+            part = fit(images[here], args.image_size, args.channels)
+            fates = masking.Corruption(*(array[here] for array in vars(drawn).values()))
+            batch = masking.masked_batch(part, fates, args.objective, self.batches.patch)
+            total += len(part) * np.array(self.engine.measure(batch), np.float64)
+        return (total / len(images)).tolist()
+
+    def test(self, steps):  # -> result
+        """Loss and accuracy on every test image, and the pictures."""
+        from . import figures
+
+        if self.args.objective == "classes":
+            images, labels = self.dataset.test_images, self.dataset.test_labels
+            logits = self.logits(images)
+            result = evaluate.summary(logits, labels)
+            shown = images[:40], labels[:40], logits[:40].argmax(-1), self.dataset.classes
+            figures.examples(*shown).savefig(self.folder / "examples.png", dpi=100)
+        else:
+            result = dict(zip(("loss", "accuracy"), self.test_masked(), strict=True))
+        row = {"step": steps, "images": steps * self.args.batch_size}
+        row["test_loss"] = result["loss"]
+        if math.isfinite(result["accuracy"]):
+            row["test_accuracy"] = result["accuracy"]
+        self.write(row)
+        unit = "mean square" if self.args.objective == "pixels" else "nats"
+        figures.curves(self.rows, unit).savefig(self.folder / "curves.png", dpi=100)
+        return result
+
+    def save(self):  # -> path
+        """The checkpoint; what its shapes will not tell travels along."""
+        params, size = self.engine.snapshot(), self.args.image_size
+        settings, grid = dict(self.args.settings), token_grid(params, size)
+        if self.args.objective == "classes":
+            settings["class_names"] = self.dataset.classes
+        if grid is None:
+            settings["image_size"] = size
+        else:
+            if grid[0] != grid[1]:
+                settings["grid"] = grid
+            if tuple(n * p for n, p in zip(grid, token_pixels(params), strict=True)) != size:
+                settings["image_size"] = size  # a hybrid's convolutions round up
+        return checkpoint.save(self.folder / "checkpoint.npz", params, settings=settings)
+
+    def __call__(self):  # -> exit status
+        """Train, save, test."""
+        path = self.folder / "metrics.csv"
+        with self.lock, open(path, "w", newline="", buffering=1) as file:
+            self.writer = csv.DictWriter(file, METRICS)
+            self.writer.writeheader()
+            self.writer.writerows(self.rows)
+            begun = time.perf_counter()
+            steps, why = self.train()
+            seconds = {"training": time.perf_counter() - begun}
+            kept = steps
+            if self.best:
+                kept, weights = self.best
+                self.engine.restore(weights)
+                better = f"validation {self.best_accuracy:.2%}, the best of {steps} steps"
+                print(f"kept the weights after step {kept}: {better}")
+            path = self.save()
+            if why == "diverged":
+                print(DIVERGED, file=sys.stderr)
+            if why in ("diverged", "interrupted"):
+                print(f"{why} after {steps} of {self.args.steps} steps; the weights are in {path}")
+                return 130 if why == "interrupted" else 1
+            result = self.test(kept)
+        states.remove(self.folder)
+        seconds["all"] = time.perf_counter() - self.args.start
+        print(self.report(result, seconds, steps))
+        print(f"{', '.join(sorted(p.name for p in self.folder.iterdir()))} are in {self.folder}")
+        return 0
+
+    def report(self, result, seconds, steps):  # -> text
+        """The table at the end."""
+        lines, images = [], len(self.dataset.test_images)
+        if "by_class" in result:
+            lines.append(f"{'class':<14}accuracy")
+            pairs = zip(self.dataset.classes, result["by_class"], strict=True)
+            lines += [f"{name:<14}{share:8.1%}" for name, share in pairs]
+            lines.append(f"{'all':<14}{result['accuracy']:8.2%} of {images} test images")
+        elif math.isfinite(result["accuracy"]):
+            what = f"of what is asked about {images} test images"
+            lines.append(f"{'right':<14}{result['accuracy']:8.2%} {what}")
+        speed = (steps - self.first) * self.args.batch_size / seconds["training"]
+        lines += [
+            f"{'loss':<14}{result['loss']:8.4f}",
+            f"{'training':<14}{seconds['training']:7.1f}s ({speed:.0f} images/s)",
+            f"{'whole command':<14}{seconds['all']:7.1f}s",
+        ]
+        if skipped := int(self.engine.state["skipped"]):
+            lines.append(f"{skipped} steps had a gradient that was not finite and changed nothing")
+        return "\n".join(lines)
