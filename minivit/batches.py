@@ -23,6 +23,13 @@ def portion(image_size, multiple=1):  # -> images
     return max(1, size // multiple) * multiple
 
 
+def scores(engine, images, size, channels, at_once):  # uint8 [B, ...] -> [B, classes]
+    """Class scores of images of any size, a thousand resized at a time to bound the memory."""
+    parts = np.array_split(images, max(1, len(images) // 1000))
+    fitted = (fit(part, size, channels) for part in parts)
+    return np.concatenate([engine.logits(part, at_once) for part in fitted])
+
+
 @dataclass(frozen=True)
 class Batches:
     """`batches(step)` is {name: array [B, ...]}, decided by the seed and the step alone.

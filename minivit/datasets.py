@@ -77,6 +77,14 @@ def load(name, **options):  # -> Dataset
     return dataset
 
 
+def load_at(name, size, **options):  # -> Dataset
+    """A data set for a model: a folder's pictures are decoded at its size, all others have theirs.
+
+    `options` are those of `folders.load`.
+    """
+    return load(name, size=size, **options) if name.startswith("folder:") else load(name)
+
+
 def fashion_mnist():
     """Zalando's 70,000 pictures of clothes (arXiv 1708.07747)."""
     folder = find("fashion-mnist")

@@ -59,6 +59,12 @@ def batch_mesh(batch_size):
     return jax.make_mesh((count,), ("batch",), devices=devices[:count])
 
 
+def stacked(params):
+    """Many blocks on a leading axis, few as they are."""
+    many = depth(params.get("Transformer", {})) >= SCAN_FROM
+    return stack_blocks(params) if many else params
+
+
 NORM = re.compile(r"(Norm_\d+|encoder_norm|gn\w*|group_norm)/\w+$")
 
 
@@ -121,8 +127,8 @@ class JaxEngine:
         options of `vit` and of the objective; `dtype` is that of the computation, while weights,
         moments, norms, softmax and loss stay float32; `rule`: see optim.update.
         """
-        self.objective, self.model, self.accumulate = objective, model or {}, accumulate
-        self.dtype = dtype
+        self.model, self.dtype, self.accumulate = model or {}, dtype, accumulate
+        self.options = self.model | {"objective": objective, "dtype": dtype}
         use_all_cores()
         self.rate, self.keep, self.rule = rate, keep, rule
         self.traces = 0
@@ -132,10 +138,7 @@ class JaxEngine:
         # On CPUs a step's all-reduce holds a thread while it waits for the other devices; with a
         # second step in flight none may be left to run them, and XLA gives up ("may be stuck").
         self.wait = self.mesh.size > 1 and self.mesh.devices[0].platform == "cpu"
-        params = tree_map(np.asarray, params)
-        if depth(params.get("Transformer", {})) >= SCAN_FROM:
-            params = stack_blocks(params)
-        frozen, trained = split_frozen(params, freeze)
+        frozen, trained = split_frozen(stacked(tree_map(np.asarray, params)), freeze)
         self.like = tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), trained)
         packed = pack(trained)
         state = optim.start(packed, rule.get("rule", "adamw"), average=bool(keep))
@@ -163,8 +166,7 @@ class JaxEngine:
 
         def part(batch, number):
             rng = jax.random.fold_in(key, number) if self.rate else None
-            options = self.model | {"objective": self.objective, "rate": self.rate, "rng": rng}
-            options["dtype"] = self.dtype
+            options = self.options | {"rate": self.rate, "rng": rng}
             (loss, accuracy), grads = gradient(local, frozen, batch, **options)
             return loss, accuracy, pack(grads)
 
@@ -183,8 +185,7 @@ class JaxEngine:
 
     def device_measure(self, params, frozen, batch):
         """The objective on a device's share of a batch."""
-        options = self.model | {"objective": self.objective, "dtype": self.dtype}
-        result = objective_loss(unpack(params, self.like), frozen, batch, **options)
+        result = objective_loss(unpack(params, self.like), frozen, batch, **self.options)
         return jax.lax.pmean(jax.numpy.stack(result), "batch")
 
     def on_devices(self, batch):
@@ -220,9 +221,8 @@ class JaxEngine:
             # Padding would count in a mean: the few that are left over go to one device.
             whole = {name: array[:-rest] for name, array in batch.items()}
             batch = {name: array[-rest:] for name, array in batch.items()}
-            options = self.model | {"objective": self.objective, "dtype": self.dtype}
             params = unpack(tree_map(np.asarray, self.averaged()), self.like)
-            few = objective_loss(params, tree_map(np.asarray, self.frozen), batch, **options)
+            few = objective_loss(params, tree_map(np.asarray, self.frozen), batch, **self.options)
             if not len(whole["images"]):
                 return tuple(map(float, few))
             many, size = self.measure(whole), len(whole["images"])
@@ -277,9 +277,7 @@ class JaxEngine:
     def restore(self, params):
         """Go back to what `snapshot` gave; the optimiser's moments stay."""
         self.finish()
-        if depth(params.get("Transformer", {})) >= SCAN_FROM:
-            params = stack_blocks(params)
-        packed = pack(select(params, self.like))
+        packed = pack(select(stacked(params), self.like))
         copies = [tree_map(np.array, packed) for _ in range(2)]  # donated: none may appear twice
         where = NamedSharding(self.mesh, EVERYWHERE)
         self.params, average = jax.device_put(copies, where)

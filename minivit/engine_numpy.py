@@ -13,13 +13,19 @@ from .machine import cores
 from .params import merge, pack, select, split_frozen, tree_map, unpack
 
 
-def loss_and_gradient(params, batch, objective="classes", **options):  # -> loss, gradient, accuracy
-    """Forward, then backward by hand; the accuracy is NaN where an objective has none."""
+def forward(params, batch, objective="classes", **options):  # -> loss, accuracy, back
+    """The objective on a batch; the accuracy is NaN where it has none."""
     metrics = {"accuracy": np.nan}
     batch = batch | {"images": normalise(batch["images"])}
     loss, back = OBJECTIVES[objective](params, **batch, metrics=metrics, **options)
+    return loss, metrics["accuracy"], back
+
+
+def loss_and_gradient(params, batch, objective="classes", **options):  # -> loss, gradient, accuracy
+    """Forward, then backward by hand."""
+    loss, accuracy, back = forward(params, batch, objective, **options)
     grads, _ = back(np.ones_like(loss))
-    return loss, grads, metrics["accuracy"]
+    return loss, grads, accuracy
 
 
 def divide(batch, parts):  # {name: [B, ...]} -> list of such dictionaries
@@ -107,14 +113,11 @@ class NumPyEngine:
         """The objective on a batch as it is, without dropout and without training on it."""
         shares, params = divide(batch, self.threads), self.snapshot()
 
-        def objective(share):
-            metrics = {"accuracy": np.nan}
-            share = share | {"images": normalise(share["images"])}
-            function = OBJECTIVES[self.objective]
-            return function(params, **share, metrics=metrics, **self.model)[0], metrics["accuracy"]
+        def of_share(share):
+            return forward(params, share, self.objective, **self.model)[:2]
 
         with self.blas.limit(limits=1, user_api="blas"):
-            return weighted_mean(list(self.pool.map(objective, shares)), shares)
+            return weighted_mean(list(self.pool.map(of_share, shares)), shares)
 
     def logits(self, images, batch_size=250):  # uint8 [B, ...] -> [B, classes]
         """Class scores of any number of images, the last partial batch included."""

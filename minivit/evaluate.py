@@ -13,7 +13,7 @@ import numpy as np
 
 from . import checkpoint, command, datasets, finetune
 from .architecture import is_resnet
-from .batches import fit, portion
+from .batches import portion, scores
 from .in_numpy import ridge as numpy_ridge
 from .in_numpy import smooth_labels, softmax_cross_entropy
 from .machine import cores
@@ -133,10 +133,9 @@ def parser():
     return p
 
 
-def scorer(args, params, description):  # -> function: uint8 images of any size -> [B, ...]
+def scorer(args, params, description, size):  # -> function: uint8 images -> [B, ...]
     """The model at the size asked for; without a head its result is the features."""
     grid = args.old_grid or description["grid"]
-    size = args.image_size or finetune.image_size(params, description, args.old_grid)
     params = finetune.at_size(params, size, description["dialect"], old_grid=grid)
     options = finetune.settings(description) | {"mean": args.features == "mean"}
     batch = portion(size, cores())
@@ -149,26 +148,19 @@ def scorer(args, params, description):  # -> function: uint8 images of any size 
 
         engine = JaxEngine(params, batch_size=batch, model=options)
 
-    def score(images):
-        parts = np.array_split(images, max(1, len(images) // 1000))
-        fitted = (fit(part, size, description["channels"]) for part in parts)
-        return np.concatenate([engine.logits(part, batch) for part in fitted])
-
-    return score
+    return lambda images: scores(engine, images, size, description["channels"], batch)
 
 
-def load_data(args, params, description):
-    """The data set; a folder's pictures are decoded at the model's size."""
-    if not args.dataset.startswith("folder:"):
-        return datasets.load(args.dataset)
+def load_data(args, params, description):  # -> data set, size of the model's images
+    """What the model is asked about."""
     size = args.image_size or finetune.image_size(params, description, args.old_grid)
-    return datasets.load(args.dataset, size=size, channels=description["channels"])
+    return datasets.load_at(args.dataset, size, channels=description["channels"]), size
 
 
 def classify(args):
     """Print loss and accuracies, and draw the confusion."""
     params, description = checkpoint.inspect(args.checkpoint)
-    dataset = load_data(args, params, description)
+    dataset, size = load_data(args, params, description)
     if description["classes"] != len(dataset.classes):
         raise ValueError(
             f"{args.checkpoint} knows {description['classes'] or 'no'} classes, {dataset.name} has "
@@ -177,7 +169,8 @@ def classify(args):
     output = args.output or Path(args.checkpoint).with_suffix(".confusion.png")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}")
-    logits, labels = scorer(args, params, description)(dataset.test_images), dataset.test_labels
+    score, labels = scorer(args, params, description, size), dataset.test_labels
+    logits = score(dataset.test_images)
     result = summary(logits, labels)
     print(f"{'top-1':<8}{result['accuracy']:8.2%} of {len(labels)} test images of {dataset.name}")
     if len(dataset.classes) > 5:
@@ -199,7 +192,7 @@ def compare_few_shot(args):
         raise ValueError(
             f"--features {args.features}: {args.checkpoint} is a ResNet without tokens"
         )
-    dataset = load_data(args, params, description)
+    dataset, size = load_data(args, params, description)
     dataset, *held = datasets.hold_out(
         dataset, min(0.5, HELD_OUT / len(dataset.train_images)), seed=0
     )
@@ -211,7 +204,7 @@ def compare_few_shot(args):
     # Only the features of images that some draw contains are computed.
     used = np.unique(np.concatenate([shots for each in draws.values() for shots in each]))
     draws = {k: [np.searchsorted(used, shots) for shots in each] for k, each in draws.items()}
-    score = scorer(args, without_head(params), description)
+    score = scorer(args, without_head(params), description, size)
     parts = dataset.train_images[used], held[0], dataset.test_images
     labels = dataset.train_labels[used], held[1], dataset.test_labels
     pixels = [datasets.normalise(part).reshape(len(part), -1) for part in parts]

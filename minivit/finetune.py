@@ -5,6 +5,7 @@ a linear head is fitted on 1,000 training images, once for every way to resize t
 """
 
 import argparse
+import math
 import sys
 
 import numpy as np
@@ -118,12 +119,9 @@ def probe(params, description, size, dataset, method, *, examples=1000, l2=10.0,
     def see(images):
         return features(body, fit(images, size, channels), **model)
 
-    train, test = see(dataset.train_images[chosen]), see(dataset.test_images)
-    mean, deviation = train.mean(0), train.std(0) + 1e-5
-    weights, bias = evaluate.ridge(
-        (train - mean) / deviation, dataset.train_labels[chosen], classes, l2
-    )
-    scores = ((test - mean) / deviation) @ weights + bias
+    train, test = evaluate.whiten(see(dataset.train_images[chosen]), see(dataset.test_images))
+    weights, bias = evaluate.ridge(train, dataset.train_labels[chosen], classes, l2)
+    scores = test @ weights + bias
     return float((scores.argmax(-1) == dataset.test_labels).mean())
 
 
@@ -141,7 +139,8 @@ def main(argv=None):  # -> exit status
 def compare(args):
     """The lines."""
     params, description = checkpoint.inspect(args.checkpoint, head=False)
-    dataset = datasets.load(args.dataset)
+    largest = max(args.image_size, key=math.prod)
+    dataset = datasets.load_at(args.dataset, largest, channels=description["channels"])
     told = description | {"grid": args.old_grid or description["grid"]}
     for size in args.image_size:
         same = is_resnet(params) or size == image_size(params, description, args.old_grid)

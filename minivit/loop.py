@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from . import checkpoint, datasets, evaluate, masking, optim, states
 from .architecture import token_grid, token_pixels
-from .batches import fit, portion
+from .batches import fit, portion, scores
 from .in_numpy import masked_vit
 from .params import tree_map
 
@@ -149,9 +149,7 @@ class Run:
         """Class scores of images of the data set's own size, in parts that fit into memory."""
         args = self.args
         size = max(args.batch_size // args.accumulate, portion(args.image_size))
-        parts = np.array_split(images, max(1, len(images) // 1000))
-        fitted = (fit(part, args.image_size, args.channels) for part in parts)
-        return np.concatenate([self.engine.logits(part, size) for part in fitted])
+        return scores(self.engine, images, args.image_size, args.channels, size)
 
     def draw_mosaic(self, done):
         """What a masked model sees and says of some test images, always the same."""

@@ -125,14 +125,6 @@ def check_share(params, image_size, share):
         )
 
 
-def corrupt_batch(images, objective, patch, rng, **shares):
-    # uint8 [B, height, width, C] -> {name: [B, ...]}
-    """Draw a corruption of some images, and make the batch."""
-    rows, columns = patch_grid(*images.shape[1:3], patch)
-    drawn = draw_corruption(rng, len(images), rows * columns, **shares)
-    return masked_batch(images, drawn, objective, patch)
-
-
 def masked_batch(images, drawn, objective, patch):  # -> {name: [B, ...]}
     """The arrays that a masked objective takes: the images, their corruption, and its labels."""
     batch = {"images": images, **vars(drawn)}

@@ -13,14 +13,14 @@ from .masking import OBJECTIVES
 from .optim import RULES
 from .shapes import image_shape
 
-# The recipe where none is asked for: from scratch, with --init, and with a masked --objective.
-PLAIN = recipes.Recipe("")
+PLAIN = recipes.Recipe("")  # the default of everything
 NOT_OF_RESNETS = ("dropout", "representation")
 ABOUT_CLASSES = ("loss", "head_bias", "representation", "label_smoothing", "mixup", "validation")
+# The recipe where none is asked for: from scratch, with --init, and with a masked --objective.
 USUAL = ("laptop", "laptop-finetune", "laptop-masked")
 IN_RECIPES = [
     name
-    for name in asdict(recipes.Recipe(""))
+    for name in asdict(PLAIN)
     if name not in ("name", "models", "source", "sweep", "epochs_tried")
 ]
 

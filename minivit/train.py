@@ -39,14 +39,6 @@ def read_init(args):  # -> parameters, description; or two times None
     return params, description
 
 
-def load_data(args, channels):
-    """The data set; a folder's pictures are decoded at the model's size."""
-    if not args.dataset.startswith("folder:"):
-        return datasets.load(args.dataset)
-    options = {"size": args.image_size, "channels": channels, "seed": args.seed}
-    return datasets.load(args.dataset, **options, strict=args.strict)
-
-
 def start(args, dataset, init):  # -> name, parameters
     """Fresh parameters, or those of a checkpoint made ready; a masked objective gets its layer."""
     channels, classes = dataset.train_images.shape[-1], len(dataset.classes)
@@ -134,7 +126,9 @@ def prepare(args):  # -> Run
     init, held_out = read_init(args), None
     if args.init and is_resnet(init[0]):
         options.check_resnet(args)
-    dataset = load_data(args, init[1]["channels"] if args.init else 3)
+    channels = init[1]["channels"] if args.init else 3
+    folder_options = {"channels": channels, "seed": args.seed, "strict": args.strict}
+    dataset = datasets.load_at(args.dataset, args.image_size, **folder_options)
     if args.per_class:
         dataset = datasets.few(dataset, args.per_class, args.seed)
     if args.validation:  # of the few labels, if they are few

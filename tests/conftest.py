@@ -1,6 +1,7 @@
 """Shared by all tests: JAX with two CPU devices, and the numbers of other implementations."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -8,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from minivit import datasets, masking
 from minivit.params import unflatten
+from minivit.shapes import patch_grid
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
@@ -20,6 +23,37 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 # New shapes compile, so the first example is slow; derandomised, so that a run can be repeated.
 settings.register_profile("minivit", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("minivit")
+
+
+@pytest.fixture(scope="session")
+def corrupt_batch():
+    """A corruption of some images, and the batch that a masked objective takes."""
+
+    def draw(images, objective, patch, rng, **shares):
+        rows, columns = patch_grid(*images.shape[1:3], patch)
+        drawn = masking.draw_corruption(rng, len(images), rows * columns, **shares)
+        return masking.masked_batch(images, drawn, objective, patch)
+
+    return draw
+
+
+@pytest.fixture
+def little_data(monkeypatch):
+    """Makes `datasets.load` give the first images of Fashion-MNIST, so that runs are quick."""
+
+    def cut(train, test):
+        whole = datasets.load("fashion-mnist")
+        few = replace(
+            whole,
+            train_images=whole.train_images[:train],
+            train_labels=whole.train_labels[:train],
+            test_images=whole.test_images[:test],
+            test_labels=whole.test_labels[:test],
+        )
+        monkeypatch.setattr(datasets, "load", lambda name: few)
+
+    return cut
+
 
 FOLDERS = ("in/", "out", "grad", "cfg/")
 

@@ -208,10 +208,10 @@ def test_accumulation_needs_no_more_images_than_it_has():
     assert sizes == [2, 1]
 
 
-def test_measure_counts_every_image():
+def test_measure_counts_every_image(corrupt_batch):
     """Also those that do not divide over the devices; without dropout."""
     p = masking.add_prediction(model_once(), "mean-color", 0)
-    batch = masking.corrupt_batch(IMAGES[:5], "mean-color", (4, 4), np.random.default_rng(0))
+    batch = corrupt_batch(IMAGES[:5], "mean-color", (4, 4), np.random.default_rng(0))
     for count in (1, 4, 5):
         part = {name: array[:count] for name, array in batch.items()}
         loss, _, accuracy = loss_and_gradient(p, part, "mean-color")
@@ -220,12 +220,12 @@ def test_measure_counts_every_image():
 
 
 @pytest.mark.parametrize("objective", masking.OBJECTIVES)
-def test_masked_objectives(objective):
+def test_masked_objectives(objective, corrupt_batch):
     """Both engines train on the same corruption, and agree with the plain gradient."""
     rng = np.random.default_rng(0)
     p = masking.add_prediction(model(), objective, 0)
     p["prediction"]["kernel"] += 0.1 * rng.standard_normal(p["prediction"]["kernel"].shape, "f4")
-    batch = masking.corrupt_batch(IMAGES, objective, (4, 4), rng)
+    batch = corrupt_batch(IMAGES, objective, (4, 4), rng)
     loss, grads, accuracy = loss_and_gradient(p, batch, objective)
     expected, _ = optim.update(p, grads, optim.start(p, "sgd"), 1.0, rule="sgd", clip=1.0)
     for engine in engines(p, objective=objective, rule="sgd", clip=1.0):

@@ -191,6 +191,7 @@ def test_a_whole_story_with_odd_names(tmp_path):
     arguments = ["--checkpoint", file, "--dataset", f"folder:{root}", "--backend", "numpy"]
     assert "100.00% of 2 test images" in run("evaluate", *arguments)
     run("checkpoint", "show", file)
+    assert run("finetune", file, "--image-size", "28", "--dataset", f"folder:{root}")
 
 
 def test_strict_on_the_command_line(tmp_path, capsys):

@@ -189,11 +189,11 @@ def test_mask_has_the_width_of_embeddings(twin, width, share):
 
 
 @pytest.mark.parametrize("objective", masking.OBJECTIVES)
-def test_mosaic(objective):
+def test_mosaic(objective, corrupt_batch):
     """Perfect answers: predicted equals target; whatever is not corrupted is the image's own."""
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (3, 8, 16, 3), np.uint8)
-    batch = masking.corrupt_batch(images, objective, (4, 8), rng, share=0.5)
+    batch = corrupt_batch(images, objective, (4, 8), rng, share=0.5)
     if objective == "pixels":
         predictions = masking.patches_of(normalise(images), (4, 8)).reshape(3, 4, -1)
     else:

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from minivit import checkpoint, datasets, states, train
+from minivit import checkpoint, states, train
 from minivit.engine_jax import JaxEngine
 from minivit.engine_numpy import NumPyEngine
 
@@ -22,17 +22,8 @@ MASKED += ["--checkpoint-every", "5", "--log-every", "4", "--flip"]
 
 
 @pytest.fixture(autouse=True)
-def small_data(monkeypatch):
-    whole = datasets.load("fashion-mnist")
-    few = datasets.Dataset(
-        whole.name,
-        whole.classes,
-        whole.train_images[:100],
-        whole.train_labels[:100],
-        whole.test_images[:20],
-        whole.test_labels[:20],
-    )
-    monkeypatch.setattr(datasets, "load", lambda name: few)
+def small_data(little_data):
+    little_data(100, 20)
 
 
 class Killed(BaseException):

@@ -19,19 +19,9 @@ SHORT = ["--tiny", "--steps", "4", "--batch-size", "8", "--log-every", "2"]
 
 
 @pytest.fixture
-def small_data(monkeypatch):
+def small_data(little_data):
     """300 training and 30 test images, so that evaluation is quick."""
-    whole = datasets.load("fashion-mnist")
-
-    few = datasets.Dataset(
-        whole.name,
-        whole.classes,
-        whole.train_images[:300],
-        whole.train_labels[:300],
-        whole.test_images[:30],
-        whole.test_labels[:30],
-    )
-    monkeypatch.setattr(datasets, "load", lambda name: few)
+    little_data(300, 30)
 
 
 def read_metrics(folder):
