@@ -22,6 +22,8 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     machine       what the machine offers
     engine_numpy  a training step on all cores, by threads
     engine_jax    a training step on all devices, by a mesh
+    layouts       how parameters lie on a mesh: on every device, or divided
+    processes     what JAX runs on: all cores, several processes as one program
     recipes       the paper's, as data; python -m minivit.recipes
     options       the command line of train
     command       a user's mistake is one line, in every command

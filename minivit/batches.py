@@ -7,6 +7,7 @@ import numpy as np
 from . import datasets, masking
 from .augmentation import Augmentation, augment, mixup, mixup_shares, uniform
 from .in_numpy import smooth_labels
+from .processes import ALONE, Processes
 from .shapes import patch_grid
 
 NOTHING = Augmentation()
@@ -49,32 +50,38 @@ class Batches:
     smoothing: float = 0.0
     corrupt: float = 0.5  # share of the patches, for the masked objectives
     augmentation: Augmentation = NOTHING
+    processes: Processes = ALONE
 
     def __call__(self, step):
-        """The arrays of one step."""
-        examples = len(self.images)
-        chosen = datasets.batch_indices(examples, self.batch_size, self.seed, step)
+        """The arrays of one step; of several processes, each makes its own rows."""
+        how, rows = self.augmentation, self.rows()
+        chosen = datasets.batch_indices(len(self.images), self.batch_size, self.seed, step)[rows]
         images = self.images[chosen]
-        how = self.augmentation
         if how != NOTHING:
             images = augment(images, self.drawn(uniform, chosen, step), how)
         images = fit(images, self.image_size, self.channels)
         if self.objective != "classes":
-            drawn = self.corruption(self.image_size, len(images), step, datasets.CORRUPTION)
-            return masking.masked_batch(images, drawn, self.objective, self.patch)
+            drawn = self.corruption(self.image_size, self.batch_size, step, datasets.CORRUPTION)
+            return masking.masked_batch(images, drawn.rows(rows), self.objective, self.patch)
         targets = smooth_labels(self.labels[chosen], self.classes, self.smoothing)
         if how.mixup:
-            images, targets = mixup(
-                images, targets, self.drawn(mixup_shares, chosen, step, how.mixup)
-            )
+            mixed = mixup(images, targets, self.drawn(mixup_shares, chosen, step, how.mixup))
+            images, targets = (array[1:] for array in mixed)
         return {"images": images, "targets": targets}
 
-    def drawn(self, draw, chosen, step, *parameters):  # -> [B, ...]
+    def rows(self):  # -> places in the batch
+        """This process's; mixup also needs the image before the first."""
+        mine = np.arange(self.batch_size)[self.processes.share(self.batch_size)]
+        before = [mine[0] - 1] if self.augmentation.mixup else []
+        return np.append(before, mine).astype(np.int64) % self.batch_size
+
+    def drawn(self, draw, chosen, step, *parameters):  # -> [rows, ...]
         """The rows of the batch's examples in what was drawn for their epochs."""
         examples = len(self.images)
         epochs, _ = datasets.batch_positions(examples, self.batch_size, step)
-        tables = {e: draw(examples, self.seed, e, *parameters) for e in np.unique(epochs).tolist()}
-        return np.array([tables[e][i] for e, i in zip(epochs.tolist(), chosen, strict=True)])
+        epochs = epochs[self.rows()].tolist()
+        tables = {e: draw(examples, self.seed, e, *parameters) for e in set(epochs)}
+        return np.array([tables[e][i] for e, i in zip(epochs, chosen, strict=True)])
 
     def corruption(self, image_size, count, number, purpose):  # -> Corruption [count, N]
         """What is hidden of so many images, drawn from the seed, the purpose and a number."""

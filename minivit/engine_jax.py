@@ -1,19 +1,17 @@
-"""Training and evaluation with the JAX twin: one program, on a mesh of all local devices."""
+"""Training and evaluation with the JAX twin: one program, on a mesh of all devices."""
 
-import contextlib
 import re
 import warnings
 from functools import partial
 
 import jax
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from . import optim
 from .datasets import normalise
 from .in_jax import OBJECTIVES, model
-from .machine import cores
+from .layouts import EVERYWHERE, LAYOUTS, SHARED, state_specs
 from .params import (
     flatten,
     merge,
@@ -26,37 +24,24 @@ from .params import (
     unpack,
     unstack_blocks,
 )
+from .processes import use_all_cores
 from .shapes import depth
 
 # Few blocks are faster written out, 12 are faster scanned; the gradient's cost grows faster than
 # the depth where XLA sees all blocks at once.
 SCAN_FROM = 6
-EVERYWHERE, SHARED = PartitionSpec(), PartitionSpec("batch")
 
 
-def use_all_cores():
-    """Let JAX see every CPU core as a device of its own.
-
-    One program a core on its share of the batch scales better than several threads inside each
-    operation. It works before JAX's first use only; later the devices stay as they are. A number
-    that somebody chose before is respected.
-    """
-    if jax.config.jax_num_cpu_devices < 1:
-        with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", cores())
-
-
-def batch_mesh(batch_size):
-    """A mesh over as many local devices as divide the batch."""
-    devices = jax.local_devices()
+def batch_mesh(batch_size, devices=None):
+    """A mesh over as many devices as divide the batch; with several processes all must."""
+    devices = jax.devices() if devices is None else devices
     count = max(n for n in range(1, len(devices) + 1) if batch_size % n == 0)
     if count < len(devices):
-        warnings.warn(
-            f"a batch of {batch_size} divides over {count} of {len(devices)} devices; a multiple "
-            f"of {len(devices)} would use them all",
-            stacklevel=3,
-        )
-    return jax.make_mesh((count,), ("batch",), devices=devices[:count])
+        text = f"a batch of {batch_size} divides over {count} of {len(devices)} devices; a multiple"
+        if jax.process_count() > 1:
+            raise ValueError(f"{text} of {len(devices)} is needed, since every process takes part")
+        warnings.warn(f"{text} of {len(devices)} would use them all", stacklevel=3)
+    return Mesh(np.array(devices[:count]), ("batch",))  # in the order of the processes
 
 
 def stacked(params):
@@ -74,12 +59,10 @@ def cast(params, dtype):
     return unflatten({n: x if NORM.search(n) else x.astype(dtype) for n, x in flat.items()})
 
 
-def objective_loss(trained, frozen, batch, *, objective, dtype="float32", **options):
-    # -> loss, accuracy
-    """What is differentiated, by its first argument."""
+def objective_loss(params, batch, *, objective, dtype="float32", **options):  # -> loss, accuracy
+    """The objective on a batch, in the type of the parameters' computation."""
     metrics = {"accuracy": jax.numpy.nan}
     batch = batch | {"images": normalise(batch["images"]).astype(dtype)}
-    params = cast(merge(frozen, trained), dtype)
     loss = OBJECTIVES[objective](params, **batch, metrics=metrics, **options)
     return loss, jax.numpy.float32(metrics["accuracy"])
 
@@ -103,8 +86,8 @@ def accumulated(function, batch, parts):
 class JaxEngine:
     """Parameters, optimiser state, and the jitted step that changes them in place.
 
-    The parameters live on every device, many blocks stacked and all leaves end to end. Each
-    device computes the gradient of its share of the batch, and all take the mean.
+    Each device computes the gradient of its share of the batch. Where the parameters lie is the
+    layout's business: all on every device, or divided (`layouts`).
     """
 
     def __init__(
@@ -120,81 +103,134 @@ class JaxEngine:
         keep=0.0,
         model=None,
         dtype="float32",
+        shard="data",
+        devices=None,
         **rule,
     ):
         """`objective` is one of OBJECTIVES; `accumulate` divides each batch into so many parts, one
         after the other; `freeze` trains the head alone; `keep` averages the weights; `model` are
         options of `vit` and of the objective; `dtype` is that of the computation, while weights,
-        moments, norms, softmax and loss stay float32; `rule`: see optim.update.
+        moments, norms, softmax and loss stay float32; `shard` is "data" or "fsdp", `devices` those
+        of the mesh, by default all; `rule`: see optim.update.
         """
-        self.model, self.dtype, self.accumulate = model or {}, dtype, accumulate
-        self.options = self.model | {"objective": objective, "dtype": dtype}
+        self.model, self.accumulate = model or {}, accumulate
+        self.dtype, self.options = dtype, self.model | {"objective": objective, "dtype": dtype}
         use_all_cores()
-        self.rate, self.keep, self.rule = rate, keep, rule
+        self.rate, self.seed, self.keep, self.rule = rate, seed, keep, rule
         self.traces = 0
-        self.mesh = batch_mesh(batch_size // accumulate)
+        self.mesh = batch_mesh(batch_size // accumulate, devices)
         self.devices = f"{self.mesh.size} {self.mesh.devices[0].platform} devices"
+        if jax.process_count() > 1:
+            self.devices += f" of {jax.process_count()} processes"
+        self.devices += "" if shard == "data" else f", {shard}"
         self.multiple = self.mesh.size  # of which a batch to `measure` should be
         # On CPUs a step's all-reduce holds a thread while it waits for the other devices; with a
         # second step in flight none may be left to run them, and XLA gives up ("may be stuck").
         self.wait = self.mesh.size > 1 and self.mesh.devices[0].platform == "cpu"
         frozen, trained = split_frozen(stacked(tree_map(np.asarray, params)), freeze)
         self.like = tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), trained)
-        packed = pack(trained)
-        state = optim.start(packed, rule.get("rule", "adamw"), average=bool(keep))
-        state = tree_map(lambda leaf: np.array(leaf), state)  # donated: no array may appear twice
-        self.params, self.state, self.frozen, self.key = jax.device_put(
-            (packed, state, frozen, jax.random.key(seed)), NamedSharding(self.mesh, EVERYWHERE)
-        )
+        self.layout = LAYOUTS[shard](self.like, self.mesh.size)
+        stored = self.layout.store(trained)
+        state = optim.start(stored, rule.get("rule", "adamw"), average=bool(keep))
+        self.specs = self.layout.specs(stored)
+        self.state_specs = state_specs(self.layout, state, stored)
+        self.params, self.state = self.put(stored, self.specs), self.put(state, self.state_specs)
+        self.frozen = self.put(frozen, EVERYWHERE)
+        self.compile()
+
+    def compile(self):
+        """The programs: each is written for one device and runs on all."""
         on_mesh = partial(jax.shard_map, mesh=self.mesh)
-        inputs = (*4 * [EVERYWHERE], SHARED, *3 * [EVERYWHERE])
-        step = on_mesh(self.device_step, in_specs=inputs, out_specs=EVERYWHERE)
-        inputs = (EVERYWHERE, EVERYWHERE, SHARED)
+        moving = (self.specs, self.state_specs)
+        step = on_mesh(
+            self.device_step,
+            in_specs=(*moving, EVERYWHERE, SHARED, *3 * [EVERYWHERE]),
+            out_specs=(*moving, EVERYWHERE, EVERYWHERE),
+        )
+        inputs = (self.specs, EVERYWHERE, SHARED)
         scores = on_mesh(self.device_logits, in_specs=inputs, out_specs=SHARED)
         measure = on_mesh(self.device_measure, in_specs=inputs, out_specs=EVERYWHERE)
+        everywhere = NamedSharding(self.mesh, EVERYWHERE)
         self.jitted_step = jax.jit(step, donate_argnums=(0, 1))
-        self.jitted_logits, self.jitted_measure = jax.jit(scores), jax.jit(measure)
+        self.jitted_logits = jax.jit(scores, out_shardings=everywhere)  # every process sees all
+        self.jitted_measure = jax.jit(measure)
+        self.gather = jax.jit(lambda x: x, out_shardings=everywhere)
 
-    def device_step(self, params, state, frozen, key, batch, step, learning_rate, keep):
+    def device_step(self, params, state, frozen, batch, step, learning_rate, keep):
         """What every device does in a step, on its share of the batch."""
         self.traces += 1
-        if self.rate:
-            key = jax.random.fold_in(jax.random.fold_in(key, step), jax.lax.axis_index("batch"))
-        # Marked as differing between devices: else autodiff adds the gradients up by itself.
-        local = unpack(jax.lax.pcast(params, "batch", to="varying"), self.like)
-        gradient = jax.value_and_grad(objective_loss, has_aux=True)
+        key = jax.random.fold_in(jax.random.key(self.seed), step)
+        key = jax.random.fold_in(key, jax.lax.axis_index("batch"))
+        gradient = jax.value_and_grad(self.device_loss, has_aux=True)
+        local = self.layout.local(params)
 
         def part(batch, number):
             rng = jax.random.fold_in(key, number) if self.rate else None
             options = self.options | {"rate": self.rate, "rng": rng}
             (loss, accuracy), grads = gradient(local, frozen, batch, **options)
-            return loss, accuracy, pack(grads)
+            return loss, accuracy, self.layout.collect(grads)
 
-        # One all-reduce, not four: on a CPU each holds a thread of those that have work to do.
-        vector, split = ravel_pytree(accumulated(part, batch, self.accumulate))
-        loss, accuracy, grads = split(jax.lax.pmean(vector, "batch"))
-        params, state = optim.update(params, grads, state, learning_rate, keep=keep, **self.rule)
+        results = accumulated(part, batch, self.accumulate)
+        loss, accuracy, grads = self.layout.mean(results)
+        rule = self.rule | {"keep": keep, "across": self.layout.across}
+        params, state = optim.update(params, grads, state, learning_rate, **rule)
         return params, state, loss, accuracy
+
+    def device_loss(self, local, frozen, batch, **options):  # -> loss, accuracy
+        """What is differentiated, by what the layout says that a device has of the parameters."""
+        params, more = self.device_params(local, frozen)
+        return objective_loss(params, batch, **options, **more)
+
+    def device_params(self, local, frozen):  # -> what the model takes, options
+        """All parameters on a device, in the type of the computation."""
+        prepare = partial(cast, dtype=self.dtype)
+        tree, options = self.layout.tree(local, prepare)
+        return merge(prepare(frozen), tree), options
 
     def device_logits(self, params, frozen, images):
         """Class scores of a device's share of the images."""
         options = {name: value for name, value in self.model.items() if name != "loss"}
-        params = cast(merge(frozen, unpack(params, self.like)), self.dtype)
-        scores = model(params, normalise(images).astype(self.dtype), **options)
+        params, more = self.device_params(self.layout.local(params), frozen)
+        scores = model(params, normalise(images).astype(self.dtype), **options, **more)
         return scores.astype("float32")
 
     def device_measure(self, params, frozen, batch):
         """The objective on a device's share of a batch."""
-        result = objective_loss(unpack(params, self.like), frozen, batch, **self.options)
+        result = self.device_loss(self.layout.local(params), frozen, batch, **self.options)
         return jax.lax.pmean(jax.numpy.stack(result), "batch")
 
+    def put(self, tree, specs):
+        """NumPy arrays onto the mesh, copied: what is donated may not appear twice."""
+        tree = tree_map(np.array, tree)
+        places = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
+        if jax.process_count() == 1:
+            return jax.device_put(tree, places)
+
+        def shares(place, part):  # device_put would ask all processes whether theirs is the same
+            return tree_map(
+                lambda x: jax.make_array_from_callback(x.shape, place, lambda where: x[where]), part
+            )
+
+        return jax.tree.map(shares, places, tree)
+
     def on_devices(self, batch):
-        """A batch divided over the mesh."""
-        return jax.device_put(batch, NamedSharding(self.mesh, SHARED))
+        """A batch divided over the mesh, of which this process has its share."""
+        place = NamedSharding(self.mesh, SHARED)
+        if jax.process_count() == 1:
+            return jax.device_put(batch, place)
+        return tree_map(partial(jax.make_array_from_process_local_data, place), batch)
+
+    def host(self, tree):  # -> NumPy arrays
+        """Arrays of the mesh, whole; all processes must ask."""
+        one = jax.process_count() == 1
+        return tree_map(lambda x: np.asarray(x if one else self.gather(x)), tree)
 
     def step(self, step, batch, learning_rate):  # -> mean loss, accuracy
-        """Train on one batch of arrays, images and what else the objective takes."""
-        size, parts = len(batch["images"]), self.mesh.size * self.accumulate
+        """Train on one batch of arrays, images and what else the objective takes.
+
+        Where several processes take part, each brings its share.
+        """
+        size, parts = len(batch["images"]) * jax.process_count(), self.mesh.size * self.accumulate
         if size % parts:
             raise ValueError(
                 f"{size} images do not divide over {self.mesh.size} devices"
@@ -206,7 +242,6 @@ class JaxEngine:
             self.params,
             self.state,
             self.frozen,
-            self.key,
             batch,
             np.int32(step),
             np.float32(learning_rate),
@@ -215,22 +250,29 @@ class JaxEngine:
         return loss, accuracy
 
     def measure(self, batch):  # -> mean loss, accuracy
-        """The objective on a batch as it is, without dropout and without training on it."""
+        """The objective on a batch as it is, without dropout and without training on it.
+
+        Every process brings the whole batch and computes its share.
+        """
         self.finish()
-        if rest := len(batch["images"]) % self.mesh.size:
+        size = len(batch["images"])
+        if rest := size % self.mesh.size:
             # Padding would count in a mean: the few that are left over go to one device.
-            whole = {name: array[:-rest] for name, array in batch.items()}
-            batch = {name: array[-rest:] for name, array in batch.items()}
-            params = unpack(tree_map(np.asarray, self.averaged()), self.like)
-            few = objective_loss(params, tree_map(np.asarray, self.frozen), batch, **self.options)
-            if not len(whole["images"]):
-                return tuple(map(float, few))
-            many, size = self.measure(whole), len(whole["images"])
-            return tuple(
-                (size * a + rest * float(b)) / (size + rest) for a, b in zip(many, few, strict=True)
-            )
-        result = self.jitted_measure(self.averaged(), self.frozen, self.on_devices(batch))
+            few = {name: array[-rest:] for name, array in batch.items()}
+            params = cast(merge(self.host(self.frozen), self.trained()), self.dtype)
+            results = [[float(x) for x in objective_loss(params, few, **self.options)]]
+            if size > rest:
+                many = self.measure({name: array[:-rest] for name, array in batch.items()})
+                results.append(many)
+            return tuple(np.average(results, 0, [rest, size - rest][: len(results)]).tolist())
+        shares = self.on_devices(tree_map(self.share, batch))
+        result = self.jitted_measure(self.averaged(), self.frozen, shares)
         return tuple(np.asarray(result).tolist())
+
+    def share(self, rows):
+        """This process's part of what all of them have."""
+        each = len(rows) // jax.process_count()
+        return rows[jax.process_index() * each :][:each]
 
     def finish(self):
         """Wait for the last step, where two in flight could block each other."""
@@ -249,36 +291,49 @@ class JaxEngine:
             batch = images[start : start + batch_size]
             padded = np.zeros((batch_size, *images.shape[1:]), images.dtype)
             padded[: len(batch)] = batch
-            scores = self.jitted_logits(self.averaged(), self.frozen, self.on_devices(padded))
+            shares = self.on_devices(self.share(padded))
+            scores = self.jitted_logits(self.averaged(), self.frozen, shares)
             results.append(np.asarray(scores)[: len(batch)])
         return np.concatenate(results)
 
     def averaged(self):
-        """The trained parameters, averaged if they are averaged."""
+        """The trained parameters as they are stored, averaged if they are averaged."""
         return self.state.get("average", self.params)
+
+    def trained(self):  # -> tree of NumPy arrays
+        """The trained parameters, averaged if they are averaged."""
+        return self.layout.load(self.host(self.averaged()))
 
     def snapshot(self):  # -> official tree of NumPy arrays
         """The parameters as they are saved and evaluated, blocks under their own names."""
-        trained = unpack(tree_map(np.asarray, self.averaged()), self.like)
-        return unstack_blocks(merge(tree_map(np.asarray, self.frozen), trained))
+        return unstack_blocks(merge(self.host(self.frozen), self.trained()))
 
     def state_tree(self):  # -> tree of NumPy arrays
-        """All that the next step depends on."""
+        """All that the next step depends on, whatever the layout."""
         self.finish()
-        tree = {"weights": self.params, "optimizer": self.state, "frozen": self.frozen}
-        return tree_map(np.asarray, tree)
+
+        def packed(stored):
+            return pack(self.layout.load(stored)) if isinstance(stored, dict) else stored
+
+        state = {name: packed(x) for name, x in self.host(self.state).items()}
+        weights, frozen = packed(self.host(self.params)), self.host(self.frozen)
+        return {"weights": weights, "optimizer": state, "frozen": frozen}
 
     def load_state(self, tree):
         """Go on from what `state_tree` gave, to the bit."""
-        trees = tree["weights"], tree["optimizer"], tree.get("frozen", {})
-        where = NamedSharding(self.mesh, EVERYWHERE)
-        self.params, self.state, self.frozen = jax.device_put(trees, where)
+
+        def stored(packed):
+            whole = isinstance(packed, dict)  # else a number
+            return self.layout.store(unpack(packed, self.like)) if whole else packed
+
+        state = {name: stored(x) for name, x in tree["optimizer"].items()}
+        self.params = self.put(stored(tree["weights"]), self.specs)
+        self.state = self.put(state, self.state_specs)
+        self.frozen = self.put(tree.get("frozen", {}), EVERYWHERE)
 
     def restore(self, params):
         """Go back to what `snapshot` gave; the optimiser's moments stay."""
         self.finish()
-        packed = pack(select(stacked(params), self.like))
-        copies = [tree_map(np.array, packed) for _ in range(2)]  # donated: none may appear twice
-        where = NamedSharding(self.mesh, EVERYWHERE)
-        self.params, average = jax.device_put(copies, where)
-        self.state |= {"average": average} if self.keep else {}
+        stored = self.layout.store(select(stacked(params), self.like))
+        self.params = self.put(stored, self.specs)
+        self.state |= {"average": self.put(stored, self.specs)} if self.keep else {}

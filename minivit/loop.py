@@ -1,5 +1,6 @@
 """The loop of training: a step, and now and then a row, a state, a validation, a picture."""
 
+import contextlib
 import csv
 import math
 import signal
@@ -47,18 +48,29 @@ class Interrupt:
 
 
 class Run:
-    """One training run: what it trains, what it has seen, what it writes."""
+    """One training run: what it trains, what it has seen, what it writes.
+
+    Of several processes all do the same and one writes. What divided parameters are gathered for
+    (`snapshot`, `state_tree`) must be asked for by all.
+    """
 
     def __init__(self, args, dataset, held_out, batches, folder, engine):
         self.args, self.dataset, self.held_out = args, dataset, held_out
         self.batches, self.folder, self.engine = batches, folder, engine
+        self.leads, self.writer = args.processes.leads, None
         self.first, self.rows, self.pending = 0, [], []
         self.best, self.best_accuracy, self.since_best = None, -1.0, 0
 
     def write(self, row):
         """A row of metrics.csv."""
         self.rows.append(row)
-        self.writer.writerow(row)
+        if self.writer:
+            self.writer.writerow(row)
+
+    def say(self, text):
+        """Print it once, not once a process, and not into the moving bar."""
+        if self.leads:
+            tqdm.write(text)
 
     def train(self):  # -> steps done, why it ended early
         """The loop: a batch, a step, now and then a row of metrics, a validation, a picture."""
@@ -68,27 +80,34 @@ class Run:
         interrupt = Interrupt()
         pause = 0.1 if sys.stderr.isatty() else 15  # a log file needs no moving bar
         bar = partial(tqdm, unit="img", unit_scale=True, dynamic_ncols=True, mininterval=pause)
+        bar = partial(bar, disable=not self.leads)
         rate = partial(optim.schedule, base=args.learning_rate, total=total, decay=args.decay)
         try:
             done = self.first * args.batch_size
             with bar(total=total * args.batch_size, initial=done) as bar:
                 for step in range(self.first, total):
-                    if interrupt.asked:
+                    if self.asked_to_stop(interrupt, step):
                         self.save_state(step)
-                        bar.write(f"go on with --resume {self.folder}")
                         return step, "interrupted"
                     learning_rate = rate(step, warmup=args.warmup_steps)
                     numbers = self.engine.step(step, self.batches(step), learning_rate)
                     self.pending.append(numbers)
                     if step == self.first:
                         float(numbers[0])  # wait for it
-                        bar.write(f"first step after {time.perf_counter() - args.start:.1f} s")
+                        seconds = time.perf_counter() - args.start
+                        self.say(f"first step after {seconds:.1f} s")
                     bar.update(args.batch_size)
                     if why := self.after(step + 1, learning_rate, bar):
                         return step + 1, why
             return total, None
         finally:
             interrupt.close()
+
+    def asked_to_stop(self, interrupt, step):  # -> bool
+        """Whether to stop before a step; several processes must agree on which."""
+        if self.args.processes.count == 1:
+            return interrupt.asked
+        return step % self.args.log_every == 0 and self.args.processes.any(interrupt.asked)
 
     def after(self, done, learning_rate, bar):  # -> why to stop
         """What is due when so many steps are done."""
@@ -117,6 +136,8 @@ class Run:
     def save_state(self, done):
         """All that decides what the steps after `done` do, in one file."""
         tree = self.engine.state_tree()
+        if not self.leads:
+            return
         record = {"rows": self.rows, "pending": np.array(self.pending, np.float64).tolist()}
         record |= {"best_accuracy": self.best_accuracy, "since_best": self.since_best}
         if self.best:
@@ -156,6 +177,8 @@ class Run:
         from . import figures  # matplotlib, only when there is something to draw
 
         args, params = self.args, self.engine.snapshot()
+        if not self.leads:
+            return
         images = fit(self.dataset.test_images[:SHOWN], args.image_size, args.channels)
         drawn = self.batches.corruption(args.image_size, len(images), 0, datasets.LOOK)
         batch = masking.masked_batch(images, drawn, args.objective, self.batches.patch)
@@ -176,21 +199,16 @@ class Run:
         for begin in range(0, len(images), size):
             here = slice(begin, begin + size)
             part = fit(images[here], args.image_size, args.channels)
-            fates = masking.Corruption(*(array[here] for array in vars(drawn).values()))
-            batch = masking.masked_batch(part, fates, args.objective, self.batches.patch)
+            batch = masking.masked_batch(part, drawn.rows(here), args.objective, self.batches.patch)
             total += len(part) * np.array(self.engine.measure(batch), np.float64)
         return (total / len(images)).tolist()
 
     def test(self, steps):  # -> result
         """Loss and accuracy on every test image, and the pictures."""
-        from . import figures
-
+        logits, labels = None, self.dataset.test_labels
         if self.args.objective == "classes":
-            images, labels = self.dataset.test_images, self.dataset.test_labels
-            logits = self.logits(images)
+            logits = self.logits(self.dataset.test_images)
             result = evaluate.summary(logits, labels)
-            shown = images[:40], labels[:40], logits[:40].argmax(-1), self.dataset.classes
-            figures.examples(*shown).savefig(self.folder / "examples.png", dpi=100)
         else:
             result = dict(zip(("loss", "accuracy"), self.test_masked(), strict=True))
         row = {"step": steps, "images": steps * self.args.batch_size}
@@ -198,13 +216,26 @@ class Run:
         if math.isfinite(result["accuracy"]):
             row["test_accuracy"] = result["accuracy"]
         self.write(row)
-        unit = "mean square" if self.args.objective == "pixels" else "nats"
-        figures.curves(self.rows, unit).savefig(self.folder / "curves.png", dpi=100)
+        if self.leads:
+            self.draw(logits)
         return result
 
-    def save(self):  # -> path
+    def draw(self, logits):
+        """The curves, and some test images with what the model says of them."""
+        from . import figures
+
+        unit = "mean square" if self.args.objective == "pixels" else "nats"
+        figures.curves(self.rows, unit).savefig(self.folder / "curves.png", dpi=100)
+        if logits is not None:
+            d = self.dataset
+            shown = d.test_images[:40], d.test_labels[:40], logits[:40].argmax(-1), d.classes
+            figures.examples(*shown).savefig(self.folder / "examples.png", dpi=100)
+
+    def save(self):  # -> path; None where another process writes
         """The checkpoint; what its shapes will not tell travels along."""
         params, size = self.engine.snapshot(), self.args.image_size
+        if not self.leads:
+            return None
         settings, grid = dict(self.args.settings), token_grid(params, size)
         if self.args.objective == "classes":
             settings["class_names"] = self.dataset.classes
@@ -217,13 +248,22 @@ class Run:
                 settings["image_size"] = size  # a hybrid's convolutions round up
         return checkpoint.save(self.folder / "checkpoint.npz", params, settings=settings)
 
-    def __call__(self):  # -> exit status
-        """Train, save, test."""
+    @contextlib.contextmanager
+    def writing(self):
+        """Hold the run's lock, and its metrics open, in the process that writes."""
+        if not self.leads:
+            yield
+            return
         path = self.folder / "metrics.csv"
         with self.lock, open(path, "w", newline="", buffering=1) as file:
             self.writer = csv.DictWriter(file, METRICS)
             self.writer.writeheader()
             self.writer.writerows(self.rows)
+            yield
+
+    def __call__(self):  # -> exit status
+        """Train, save, test."""
+        with self.writing():
             begun = time.perf_counter()
             steps, why = self.train()
             seconds = {"training": time.perf_counter() - begun}
@@ -232,18 +272,22 @@ class Run:
                 kept, weights = self.best
                 self.engine.restore(weights)
                 better = f"validation {self.best_accuracy:.2%}, the best of {steps} steps"
-                print(f"kept the weights after step {kept}: {better}")
+                self.say(f"kept the weights after step {kept}: {better}")
             path = self.save()
             if why == "diverged":
                 print(DIVERGED, file=sys.stderr)
             if why in ("diverged", "interrupted"):
-                print(f"{why} after {steps} of {self.args.steps} steps; the weights are in {path}")
+                self.say(f"{why} after {steps} of {self.args.steps} steps; weights: {path}")
+                if why == "interrupted":
+                    self.say(f"go on with --resume {self.folder}")
                 return 130 if why == "interrupted" else 1
             result = self.test(kept)
-        states.remove(self.folder)
-        seconds["all"] = time.perf_counter() - self.args.start
-        print(self.report(result, seconds, steps))
-        print(f"{', '.join(sorted(p.name for p in self.folder.iterdir()))} are in {self.folder}")
+        if self.leads:
+            states.remove(self.folder)
+            seconds["all"] = time.perf_counter() - self.args.start
+            print(self.report(result, seconds, steps))
+            names = sorted(p.name for p in self.folder.iterdir())
+            print(f"{', '.join(names)} are in {self.folder}")
         return 0
 
     def report(self, result, seconds, steps):  # -> text

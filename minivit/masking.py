@@ -28,6 +28,10 @@ class Corruption:
     masked: np.ndarray  # becomes the mask embedding
     source: np.ndarray  # otherwise becomes the embedding of this patch; mostly its own
 
+    def rows(self, which):  # -> Corruption
+        """That of some of the images."""
+        return Corruption(self.corrupted[which], self.masked[which], self.source[which])
+
 
 def corrupted_count(patches, share):
     """How many of the patches, rounded half up; exactly: in binary 0.29 times 100 is below 29."""

@@ -40,17 +40,21 @@ def schedule(step, *, base, total, warmup=0, decay="cosine", end=1e-5):  # -> le
     return rate * min(1.0, step / warmup) if warmup else rate
 
 
-def global_norm(grads):
-    """Euclidean norm of all gradients together."""
-    return sum((leaf * leaf).sum() for leaf in flatten(grads).values()) ** 0.5
+def global_norm(grads, across=None):
+    """Euclidean norm of all gradients together.
+
+    Where each device has a part of them, `across` adds a number up over the devices.
+    """
+    square = sum((leaf * leaf).sum() for leaf in flatten(grads).values())
+    return (across(square) if across else square) ** 0.5
 
 
-def clip_by_global_norm(grads, limit):  # -> gradients, their norm before
+def clip_by_global_norm(grads, limit, across=None):  # -> gradients, their norm before
     """Shrink all gradients by one factor so that their global norm is at most `limit`.
 
     A limit of 0 or None switches clipping off. At or below the limit nothing changes, to the bit.
     """
-    norm = global_norm(grads)
+    norm = global_norm(grads, across)
     if not limit:
         return grads, norm
     xp = norm.__array_namespace__()
@@ -118,17 +122,19 @@ def warm_keep(step, keep):
     return min(keep, (1 + step) / (10 + step))
 
 
-def update(params, grads, state, learning_rate, *, rule="adamw", clip=0.0, keep=1.0, **options):
-    # -> params, state
+def update(
+    params, grads, state, learning_rate, *, rule="adamw", clip=0.0, keep=1.0, across=None, **options
+):  # -> params, state
     """One step of a rule, on gradients clipped by their global norm.
 
-    A gradient that is not finite changes nothing, and the step is counted in `skipped`.
+    A gradient that is not finite changes nothing, and the step is counted in `skipped`. `across`
+    is for gradients of which each device has a part (`global_norm`).
     """
     if isinstance(learning_rate, np.generic):
         learning_rate = learning_rate.item()
     skipped = state | {"skipped": state["skipped"] + 1}
     with np.errstate(invalid="ignore", over="ignore"):
-        grads, norm = clip_by_global_norm(grads, clip)
+        grads, norm = clip_by_global_norm(grads, clip, across)
     if isinstance(norm, np.generic) and not np.isfinite(norm):
         return params, skipped
     new, new_state = RULES[rule](params, grads, state, learning_rate, **options)

@@ -91,6 +91,11 @@ def add_task(option):
     option("--dtype", text, choices=("float32", "bfloat16"), default="float32")
     text = "of matrix products on GPUs and TPUs: highest forbids TF32 and bfloat16 passes"
     option("--precision", text, choices=("default", "highest"), default="default")
+    text = "fsdp divides weights and moments over the devices, else each has all of them; jax only"
+    option("--shard", text, choices=("data", "fsdp"), default="data")
+    text = "one of several processes that run the same command: Slurm, Open MPI, TPU pods, or the "
+    text += "variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID; jax only"
+    option("--distributed", text, action="store_true")
     option("--output", "folder to write (default: a new one in runs/)", type=Path)
     text = "of weights, order and dropout; dropout also depends on the number of cores"
     option("--seed", text, type=int, default=0)
@@ -171,7 +176,7 @@ def check(args):
 
 
 # What follows from other options, or is of one command line only.
-NOT_STORED = ("resume", "tiny", "output")
+NOT_STORED = ("resume", "tiny", "output", "distributed")
 
 
 def stored_names():
@@ -220,6 +225,9 @@ def check_together(args):
         check_resnet(args)
     if args.backend == "numpy" and args.dtype != "float32":
         raise ValueError(f"--dtype {args.dtype} needs --backend jax; NumPy has no such type")
+    if args.backend == "numpy" and (args.distributed or args.shard != "data"):
+        option = "--distributed" if args.distributed else f"--shard {args.shard}"
+        raise ValueError(f"{option} needs --backend jax; NumPy runs on the cores of one machine")
     if args.patience and not args.validation:
         raise ValueError(f"--patience {args.patience} needs --validation, a share such as 0.02")
     if args.init and (args.representation or args.head_bias):

@@ -27,6 +27,7 @@ from .architecture import image_channels, is_resnet, token_pixels
 from .batches import Batches
 from .loop import Run
 from .params import count, initialise, tree_map
+from .processes import ALONE, join
 
 
 def read_init(args):  # -> parameters, description; or two times None
@@ -116,7 +117,8 @@ def make_engine(args, params):
         import jax
 
         jax.config.update("jax_default_matmul_precision", "highest")
-    return JaxEngine(params, batch_size=args.batch_size, dtype=args.dtype, **options)
+    options |= {"dtype": args.dtype, "shard": args.shard}
+    return JaxEngine(params, batch_size=args.batch_size, **options)
 
 
 def prepare(args):  # -> Run
@@ -151,30 +153,41 @@ def prepare(args):  # -> Run
         smoothing=args.label_smoothing,
         corrupt=args.corrupt,
         augmentation=args.augmentation,
+        processes=args.processes,
     )
-    folder = args.resume or open_output(args, name)
+    folder = args.resume
+    if not args.resume and args.processes.leads:
+        folder = open_output(args, name)
     run = Run(args, dataset, held_out, batches, folder, make_engine(args, params))
     if args.resume:
         go_on(args, run)
-    else:
+    elif args.processes.leads:
         stored = {option: getattr(args, option) for option in options.stored_names()}
         states.write_options(folder, stored, run.engine.devices)
         run.lock = states.lock(folder)
-        print(f"{name}: {count(params):,} parameters, on {args.backend}, into {folder}")
+    where = f"{args.backend}, {run.engine.devices}"
+    run.say(f"{name}: {count(params):,} parameters, on {where}, into {folder}")
     return run
 
 
 def go_on(args, run):
     """A run made ready to continue where it was interrupted."""
     states.check_devices(args.devices, run.engine.devices, args.dropout)
-    run.lock = states.lock(run.folder)
-    run.first, *state = states.newest(run.folder, run.engine.state_tree())
+    args.processes.check()  # what comes needs all of them
+    like = run.engine.state_tree()
+    with args.processes.leader_first():  # it puts damaged states aside
+        if run.leads:
+            run.lock = states.lock(run.folder)
+        run.first, *state = states.newest(run.folder, like)
+        if state[0] is None and (run.folder / "checkpoint.npz").exists():
+            if run.leads:
+                run.lock.close()
+            raise FileExistsError(
+                f"{run.folder} has a checkpoint.npz but no state: that run has ended"
+            )
     if state[0] is not None:
         run.load_state(*state)
-    elif (run.folder / "checkpoint.npz").exists():
-        run.lock.close()
-        raise FileExistsError(f"{run.folder} has a checkpoint.npz but no state: that run has ended")
-    print(f"{run.folder} goes on after step {run.first} of {args.steps}")
+    run.say(f"{run.folder} goes on after step {run.first} of {args.steps}")
 
 
 def main(argv=None):  # -> exit status
@@ -184,12 +197,15 @@ def main(argv=None):  # -> exit status
 
     def work():
         args.start = begun
-        if args.resume:
-            given = vars(options.parser(defaults=False).parse_args(argv))
-            stored = states.read_options(args.resume, given, options.stored_names())
-            options.resume(args, stored[0])
-            args.devices = stored[1]
-        return prepare(args)()
+        args.processes = join() if args.distributed else ALONE
+        with args.processes.together():
+            if args.resume:
+                given = vars(options.parser(defaults=False).parse_args(argv))
+                stored = states.read_options(args.resume, given, options.stored_names())
+                options.resume(args, stored[0])
+                args.devices = stored[1]
+            run = prepare(args)
+        return run()
 
     return command.run("train", work)
 

@@ -42,6 +42,11 @@ def engines(p, batch_size=24, **options):
     return NumPyEngine(p, **options), JaxEngine(p, batch_size=batch_size, **options)
 
 
+def all_engines(p, **options):
+    """The same, and one whose parameters are divided over the devices."""
+    return *engines(p, **options), JaxEngine(p, batch_size=24, shard="fsdp", **options)
+
+
 @pytest.mark.parametrize("variant", [VARIANT, SCANNED], ids=["loop", "scan"])
 def test_one_step_is_the_plain_one(variant):
     """Threads and devices divide the batch; the gradient is that of the whole batch."""
@@ -52,7 +57,7 @@ def test_one_step_is_the_plain_one(variant):
     # Adam would enlarge the rounding of its smallest entries.
     options = {"rule": "sgd", "weight_decay": 0.1, "clip": 1.0}
     expected, _ = optim.update(p, grads, optim.start(p, "sgd"), 1.0, **options)
-    for engine in engines(p, **options):
+    for engine in all_engines(p, **options):
         got_loss, accuracy = engine.step(0, batch, 1.0)
         assert float(got_loss) == pytest.approx(float(loss), rel=1e-6)
         assert float(accuracy) == pytest.approx(expected_accuracy)
@@ -132,7 +137,7 @@ def test_logits_of_any_number_of_images():
     """The last partial batch counts, padding does not show, order is kept."""
     p = model()
     expected, _ = vit(p, normalise(IMAGES))
-    for engine in engines(p):
+    for engine in all_engines(p):
         for count in (1, 5, 24):
             logits = engine.logits(IMAGES[:count], batch_size=5)
             np.testing.assert_allclose(logits, expected[:count], rtol=0, atol=1e-5)
@@ -141,7 +146,7 @@ def test_logits_of_any_number_of_images():
 @pytest.mark.parametrize("variant", [VARIANT, SCANNED], ids=["loop", "scan"])
 def test_snapshot_is_the_official_tree(variant):
     p = model(variant)
-    for engine in engines(p):
+    for engine in all_engines(p):
         assert flatten(engine.snapshot()).keys() == flatten(p).keys()
         for name, leaf in flatten(engine.snapshot()).items():
             np.testing.assert_array_equal(leaf, flatten(p)[name])
@@ -151,7 +156,7 @@ def test_snapshot_is_the_official_tree(variant):
 def test_frozen_and_averaged(variant):
     """`freeze` moves the head alone, `keep` saves and evaluates the average; in both engines."""
     p = model(variant)
-    for engine in engines(p, freeze=True, rule="sgd"):
+    for engine in all_engines(p, freeze=True, rule="sgd"):
         engine.step(0, BATCH, 0.1)
         for name, leaf in flatten(engine.snapshot()).items():
             assert (leaf != flatten(p)[name]).any() == name.startswith("head"), name
@@ -215,7 +220,7 @@ def test_measure_counts_every_image(corrupt_batch):
     for count in (1, 4, 5):
         part = {name: array[:count] for name, array in batch.items()}
         loss, _, accuracy = loss_and_gradient(p, part, "mean-color")
-        for engine in engines(p, objective="mean-color", rate=0.5):
+        for engine in all_engines(p, objective="mean-color", rate=0.5):
             np.testing.assert_allclose(engine.measure(part), [loss, accuracy], rtol=1e-5)
 
 
@@ -228,7 +233,7 @@ def test_masked_objectives(objective, corrupt_batch):
     batch = corrupt_batch(IMAGES, objective, (4, 4), rng)
     loss, grads, accuracy = loss_and_gradient(p, batch, objective)
     expected, _ = optim.update(p, grads, optim.start(p, "sgd"), 1.0, rule="sgd", clip=1.0)
-    for engine in engines(p, objective=objective, rule="sgd", clip=1.0):
+    for engine in all_engines(p, objective=objective, rule="sgd", clip=1.0):
         before = engine.measure(batch)
         got = engine.step(0, batch, 1.0)
         np.testing.assert_allclose(np.array(before, float), [loss, accuracy], rtol=1e-5)
@@ -242,7 +247,7 @@ def test_masked_objectives(objective, corrupt_batch):
 @pytest.mark.parametrize("variant", [VARIANT, SCANNED], ids=["loop", "scan"])
 def test_restore(variant, keep):
     """Back to the bit, for evaluation, saving and further steps."""
-    for engine in engines(model(variant), keep=keep):
+    for engine in all_engines(model(variant), keep=keep):
         engine.step(0, BATCH, 1e-2)
         best, scores = tree_map(np.copy, engine.snapshot()), engine.logits(IMAGES)
         for s in range(1, 3):

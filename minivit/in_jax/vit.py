@@ -28,22 +28,24 @@ def encoder_block(
     return middle + y
 
 
-def scan_blocks(p, x, *, rng=None, **options):  # [B, N, D] -> [B, N, D]
+def scan_blocks(p, x, *, rng=None, whole=None, **options):  # [B, N, D] -> [B, N, D]
     """The blocks as one loop over their parameters, stacked on a leading axis.
 
     XLA then compiles one block instead of L, and does not fuse the whole residual chain into
     transposed copies. Rematerialised, the backward pass computes each block again instead of
-    storing its insides. On a CPU both make it faster than the plain loop.
+    storing its insides. On a CPU both make it faster than the plain loop. `whole` makes a block's
+    parameters of what `p` has of them, where that is a device's share.
     """
 
     def body(x, step):
-        return encoder_block(step[0], x, rng=step[1], **options), None
+        block, key = step
+        return encoder_block(whole(block) if whole else block, x, rng=key, **options), None
 
     keys = None if rng is None else jax.random.split(rng, len(jax.tree.leaves(p)[0]))
     return jax.lax.scan(jax.checkpoint(body), x, (p, keys))[0]
 
 
-def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
+def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, whole=None, **options):
     # [B, N, D] -> [B, N, D]
     """Add positions, apply the blocks in the order of their numbers, normalise.
 
@@ -57,7 +59,7 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
     if out is not None:
         out["tokens"] = x
     if "encoderblock" in p:
-        x = scan_blocks(p["encoderblock"], x, rng=rng_blocks, **options)
+        x = scan_blocks(p["encoderblock"], x, rng=rng_blocks, whole=whole, **options)
     for i, key in enumerate(split(rng_blocks, depth(p))):
         inside = None if out is None else {}
         x = encoder_block(p[f"encoderblock_{i}"], x, rng=key, out=inside, **options)

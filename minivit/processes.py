@@ -1,0 +1,116 @@
+"""What JAX runs on: all cores, and several processes as one program.
+
+Each process runs the same command. JAX joins their devices to one mesh; each makes its share of
+every batch; process 0 alone writes files and speaks.
+"""
+
+import contextlib
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from .machine import cores
+
+ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among `count`."""
+
+    index: int = 0
+    count: int = 1
+
+    @property
+    def leads(self):
+        """Whether this process writes files and speaks."""
+        return self.index == 0
+
+    def share(self, size):  # -> slice
+        """This process's part of so many rows, which must divide over all."""
+        each = size // self.count
+        return slice(self.index * each, (self.index + 1) * each)
+
+    def any(self, flag):  # -> bool, the same in all
+        """Whether it is true in any of them; all must ask."""
+        if self.count == 1:
+            return bool(flag)
+        from jax.experimental import multihost_utils
+
+        return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+    @contextlib.contextmanager
+    def together(self):
+        """What any of them cannot do, none goes on from: else the others would wait for ever."""
+        try:
+            yield
+        except Apart:
+            raise
+        except (ValueError, OSError):
+            self.any(True)
+            raise
+        self.check()
+
+    @contextlib.contextmanager
+    def leader_first(self):
+        """Process 0 does what it may have to mend; then the others do the same."""
+        if not self.leads:
+            self.check()
+        yield
+        if self.leads:
+            self.check()
+
+    def check(self):
+        """Wait for the others, and stop if one of them had to."""
+        if self.any(False):
+            raise Apart("another process could not start; its message says why")
+
+
+class Apart(ValueError):
+    """Another process has failed, and said so."""
+
+
+ALONE = Processes()
+
+
+def use_all_cores():
+    """Let JAX see every CPU core as a device of its own.
+
+    One program a core on its share of the batch scales better than several threads inside each
+    operation. It works before JAX's first use only; later the devices stay as they are. A number
+    that somebody chose before is respected.
+    """
+    import jax
+
+    if jax.config.jax_num_cpu_devices < 1:
+        with contextlib.suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", cores())
+
+
+def join():  # -> Processes
+    """Meet the other processes, before JAX is used for anything else.
+
+    Three variables say where and who; Slurm, Open MPI, Kubernetes and TPU pods say it themselves.
+    """
+    import jax
+
+    use_all_cores()
+    given = {name: os.environ.get(name) for name in (ADDRESS, COUNT, INDEX)}
+    absent = [name for name, value in given.items() if value is None]
+    if 0 < len(absent) < 3:
+        raise ValueError(f"--distributed: {', '.join(absent)} must be set too, in each process")
+    try:
+        numbers = {}
+        if not absent:
+            numbers = {"num_processes": int(given[COUNT]), "process_id": int(given[INDEX])}
+        jax.distributed.initialize(given[ADDRESS], **numbers)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"--distributed found no other processes ({str(error).rstrip('.')}); start it under "
+            f"Slurm, Open MPI or on a TPU pod, or set {ADDRESS} (host:port of process 0), {COUNT} "
+            f"and {INDEX} in each process"
+        ) from None
+    except RuntimeError as error:
+        raise OSError(f"--distributed: the processes did not meet: {error}") from None
+    return Processes(jax.process_index(), jax.process_count())
