@@ -1,5 +1,7 @@
 """Softmax and attention (cases ATT-01 to ATT-13)."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis.extra.numpy import arrays
 from minivit import in_jax, in_numpy, params, variants
 from minivit.params import tree_map
 
+attention = importlib.import_module("minivit.in_jax.attention")  # the function has its name
 TWINS = pytest.mark.parametrize("twin", ["numpy", "jax"])
 
 
@@ -129,3 +132,61 @@ def test_heads_must_divide_the_width(width, heads):
     """ATT-03."""
     with pytest.raises(ValueError, match=f"{heads} heads.*width {width}"):
         variants.Variant("x", 4, width, 8, heads, 1)
+
+
+@pytest.mark.parametrize("tokens", [6, 7])
+def test_fused_attention(tokens, monkeypatch):
+    """Where cuDNN is, its kernel is asked for; here XLA answers: order of axes, padding, gradient.
+
+    An odd number of tokens gets one that nobody may see: its values would show.
+    """
+    asked, plain = [], jax.nn.dot_product_attention
+
+    def by_xla(q, k, v, *, implementation, **lengths):
+        asked.append((implementation, q.shape, set(lengths)))
+        return plain(q, k, v, implementation="xla", **lengths)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 3, tokens, 8)).astype("float32")
+    whole, back = jax.vjp(lambda *x: in_jax.scaled_dot_product(*x)[0], q, k, v)
+    fused, back_fused = jax.vjp(attention.fused_dot_product, q, k, v)
+    np.testing.assert_allclose(fused, whole, atol=2e-6)  # float32, values near 1
+    for ours, theirs in zip(back_fused(whole), back(whole), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=5e-6)
+    assert asked[0][:2] == ("cudnn", (2, tokens + tokens % 2, 3, 8))
+    assert asked[0][2] == ({"query_seq_lengths", "key_value_seq_lengths"} if tokens % 2 else set())
+
+
+class Device:
+    """What JAX says of a device."""
+
+    def __init__(self, platform, compute_capability=None):
+        self.platform = platform
+        if compute_capability:
+            self.compute_capability = compute_capability
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "device", "expected"),
+    [
+        ("bfloat16", 64, Device("gpu", "9.0"), True),
+        ("float16", 128, Device("gpu", "8.0"), True),
+        ("bfloat16", 64, Device("gpu", "10.3"), True),
+        ("float32", 64, Device("gpu", "9.0"), False),
+        ("bfloat16", 60, Device("gpu", "9.0"), False),
+        ("bfloat16", 136, Device("gpu", "9.0"), False),
+        ("bfloat16", 64, Device("gpu", "7.5"), False),
+        ("bfloat16", 64, Device("gpu", "gfx942"), False),
+        ("bfloat16", 64, Device("cpu"), False),
+        ("bfloat16", 64, Device("tpu"), False),
+    ],
+)
+def test_where_attention_is_fused(dtype, width, device, expected, monkeypatch):
+    """cuDNN's own limits; whoever wants the weights, or chunks, gets them all the same."""
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(attention, "fused_dot_product", lambda q, k, v: v * jnp.nan)
+    p = tree_map(lambda x: x.astype(dtype), identity(2 * width, 2))
+    x = jnp.ones((1, 3, 2 * width), dtype)
+    assert bool(jnp.isnan(in_jax.attention(p, x)).any()) == expected
+    for options in ({"out": {}}, {"chunk": 0}, {"chunk": 2}):
+        assert not jnp.isnan(in_jax.attention(p, x, **options)).any()

@@ -1,5 +1,6 @@
 """Softmax and multi-head self-attention (appendix A)."""
 
+import re
 from functools import partial
 
 import jax
@@ -107,6 +108,31 @@ def match(zeros, like):
 chunked_dot_product.defvjp(keep_inputs, back_by_chunks)
 
 
+def fused_dot_product(q, k, v):  # 3 x [B, H, N, K] -> [B, H, N, K]
+    """The same in one kernel of NVIDIA's cuDNN, which never writes the weights to memory.
+
+    It takes [B, N, H, K] and, to train, an even N: a token is added and not looked at.
+    """
+    batch, _, tokens, _ = q.shape
+    lengths, odd = {}, tokens % 2
+    if odd:
+        count = jnp.full((batch,), tokens, "int32")
+        lengths = {"query_seq_lengths": count, "key_value_seq_lengths": count}
+    turned = [jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, odd), (0, 0), (0, 0))) for x in (q, k, v)]
+    mixed = jax.nn.dot_product_attention(*turned, implementation="cudnn", **lengths)
+    return mixed[:, :tokens].swapaxes(1, 2)
+
+
+def fusible(q):  # [B, H, N, K] -> whether cuDNN has a kernel for it here
+    """Half precision, heads of at most 128 by eights, NVIDIA from compute capability 8 on."""
+    if q.dtype not in ("bfloat16", "float16") or q.shape[-1] % 8 or q.shape[-1] > 128:
+        return False
+    device = jax.local_devices()[0]
+    # AMD's devices are called gpu too, and their capability is a word.
+    numbers = re.match(r"\d+", str(getattr(device, "compute_capability", "")))
+    return device.platform == "gpu" and bool(numbers) and int(numbers[0]) >= 8
+
+
 def split_heads(x, heads):  # [B, N, H*K] -> [B, H, N, K]
     """Each head's features by themselves."""
     return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
@@ -120,8 +146,8 @@ def merge_heads(x):  # [B, H, N, K] -> [B, N, H*K]
 def attention(p, x, *, out=None, chunk=None):  # [B, N, D] -> [B, N, D]
     """Every token looks at all tokens, H times in parallel (eqs. 5 to 8).
 
-    `chunk` queries at a time, 0 for all at once; by default chunks where there are many tokens.
-    `out` needs all weights, and so all queries at once.
+    `chunk` queries at a time, 0 for all at once; by default in one fused kernel where there is
+    one, else by chunks where there are many tokens. `out` needs all weights, all at once.
     """
     batch, tokens, _ = x.shape
     heads, head_width = p["query"]["bias"].shape
@@ -131,14 +157,14 @@ def attention(p, x, *, out=None, chunk=None):  # [B, N, D] -> [B, N, D]
     }
     # One product and one transposition to [3, B, H, N, K]: on a CPU far faster than einsums.
     qkv = dense(joined, x).reshape(batch, tokens, 3, heads, head_width).transpose(2, 0, 3, 1, 4)
-    if chunk is None:
-        chunk = CHUNK if tokens > MANY_TOKENS else 0
-    if chunk and out is None:
-        mixed = chunked_dot_product(*qkv, chunk)
+    if out is not None:
+        mixed, out["attention"] = scaled_dot_product(*qkv)
+    elif chunk is None and fusible(qkv[0]):
+        mixed = fused_dot_product(*qkv)
+    elif chunk or (chunk is None and tokens > MANY_TOKENS):
+        mixed = chunked_dot_product(*qkv, chunk or CHUNK)
     else:
-        mixed, weights = scaled_dot_product(*qkv)
-        if out is not None:
-            out["attention"] = weights
+        mixed, _ = scaled_dot_product(*qkv)
     return dense(p["out"], merge_heads(mixed))
 
 
