@@ -186,6 +186,16 @@ def check(flat, extra="error"):
         raise ValueError("; ".join(faults[:20]) + more)
 
 
+def check_finite(flat):
+    """Weights are numbers: one that is none spoils every answer, silently or not."""
+    for name, array in flat.items():
+        if not np.isfinite(array).all():
+            raise ValueError(
+                f"{name} holds values that are not finite; the file is damaged, or its training "
+                "had diverged"
+            )
+
+
 def expected_shapes(d, flat):  # description -> {name: shape}
     """The arrays that a model of such sizes has."""
     if "units" in d:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from . import command, dialects
-from .architecture import check, describe
+from .architecture import check, check_finite, describe
 from .params import flatten, natural_order, unflatten
 
 # The permissions that new files lack: a temporary file is private, a checkpoint is not.
@@ -175,6 +175,7 @@ def inspect(path, *, heads=None, extra="error", head=True):  # -> parameters, de
         flat = dialects.to_official(arrays, dialect, heads)
         flat = {name: squeeze(name, array) for name, array in flat.items()}
         check(flat, extra)
+        check_finite(flat)
         description = {"dialect": dialect} | describe(flat) | dialects.EXPECTS[dialect]
         description |= checked_settings(metadata)
     except KeyError as error:

@@ -127,22 +127,23 @@ def update(
 ):  # -> params, state
     """One step of a rule, on gradients clipped by their global norm.
 
-    A gradient that is not finite changes nothing, and the step is counted in `skipped`. `across`
-    is for gradients of which each device has a part (`global_norm`).
+    Gradients or new weights that are not finite change nothing, and the step is counted in
+    `skipped`. `across` is for gradients of which each device has a part (`global_norm`).
     """
     if isinstance(learning_rate, np.generic):
         learning_rate = learning_rate.item()
-    skipped = state | {"skipped": state["skipped"] + 1}
+    skipped = {"params": params, "state": state | {"skipped": state["skipped"] + 1}}
     with np.errstate(invalid="ignore", over="ignore"):
         grads, norm = clip_by_global_norm(grads, clip, across)
-    if isinstance(norm, np.generic) and not np.isfinite(norm):
-        return params, skipped
-    new, new_state = RULES[rule](params, grads, state, learning_rate, **options)
+        new, new_state = RULES[rule](params, grads, state, learning_rate, **options)
+        size = global_norm(new, across)
     if "average" in state:
         new_state = new_state | {"average": polyak(state["average"], new, keep)}
+    result = {"params": new, "state": new_state}
+    xp = norm.__array_namespace__()
+    sound = xp.isfinite(norm) & xp.isfinite(size)
     if isinstance(norm, np.generic):
-        return new, new_state
-    xp = norm.__array_namespace__()  # JAX knows the norm only when the step runs
-    result = {"params": new, "state": new_state}, {"params": params, "state": skipped}
-    kept = tree_map(lambda a, b: xp.where(xp.isfinite(norm), a, b), *result)
+        kept = result if sound else skipped
+    else:  # JAX knows them only when the step runs
+        kept = tree_map(lambda a, b: xp.where(sound, a, b), result, skipped)
     return kept["params"], kept["state"]

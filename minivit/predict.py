@@ -118,6 +118,8 @@ def predict(args):  # -> exit status
         image = images.resize_and_crop(image, *size, args.crop)
         image = 255 - image if args.invert else image
         probabilities, attention = look(params, description, image)
+        if not np.isfinite(probabilities).all():
+            raise ValueError(f"{args.checkpoint} gives scores that are no numbers; it is damaged")
         print(path)
         for i in np.argsort(-probabilities, kind="stable")[: args.top]:
             print(f"  {probabilities[i]:7.2%}  {names[i]}")
