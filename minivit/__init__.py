@@ -34,6 +34,9 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     predict       python -m minivit.predict IMAGE --checkpoint FILE
     evaluate      accuracy, few-shot; python -m minivit.evaluate --checkpoint FILE
     figures       pictures
+    bench         how fast, beside others; python -m minivit.bench
+    contestants   what bench times, each in a process of its own
+    peers         other implementations for bench, where they are installed
 
 Letters: B batch, N tokens, D width, H heads, K head width (D = H K), M MLP width, P patch side,
 C channels, L blocks, R width of pre_logits. Images are [B, height, width, C]; uint8 pixels become

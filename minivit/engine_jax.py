@@ -238,16 +238,20 @@ class JaxEngine:
             )
         batch = self.on_devices(batch)
         self.finish()  # the batch was made while the last step ran
-        self.params, self.state, loss, accuracy = self.jitted_step(
-            self.params,
-            self.state,
-            self.frozen,
-            batch,
-            np.int32(step),
-            np.float32(learning_rate),
-            np.float32(optim.warm_keep(step, self.keep)),
-        )
+        arguments = self.arguments(step, batch, learning_rate)
+        self.params, self.state, loss, accuracy = self.jitted_step(*arguments)
         return loss, accuracy
+
+    def arguments(self, step, batch, learning_rate):
+        """Those of the program of a step."""
+        numbers = learning_rate, optim.warm_keep(step, self.keep)
+        trees = self.params, self.state, self.frozen, batch
+        return *trees, np.int32(step), *map(np.float32, numbers)
+
+    def temporaries(self, batch):  # -> bytes
+        """What XLA sets aside on each device for the intermediates of a step; it compiles anew."""
+        arguments = self.arguments(0, self.on_devices(batch), 0.0)
+        return self.jitted_step.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
 
     def measure(self, batch):  # -> mean loss, accuracy
         """The objective on a batch as it is, without dropout and without training on it.

@@ -102,6 +102,28 @@ def confusion(counts, classes):  # [true, predicted] -> Figure
     return figure
 
 
+def ratios(rows):  # the rows of `minivit.bench` -> Figure
+    """How many times as fast as the reference, with the least and the most of the rounds."""
+    groups = {}
+    for row in rows:
+        groups.setdefault((row["config"], row["what"]), []).append(row)
+    figure = Figure(figsize=(3.2 * min(4, len(groups)) + 0.8, 2.8 * -(-len(groups) // 4)))
+    figure.set_layout_engine("constrained")
+    grid = figure.subplots(-(-len(groups) // 4), min(4, len(groups)), squeeze=False).ravel()
+    for axes in grid[len(groups) :]:
+        axes.axis("off")
+    for axes, ((config, what), found) in zip(grid, groups.items(), strict=False):
+        found = sorted(found, key=lambda row: row["ratio"])
+        names, values = [r["contestant"] for r in found], [r["ratio"] for r in found]
+        spread = [[r["ratio"] - r["least"] for r in found], [r["most"] - r["ratio"] for r in found]]
+        colors = ["tab:blue" if name.startswith("minivit") else "silver" for name in names]
+        axes.barh(names, values, xerr=spread, color=colors, error_kw={"lw": 1, "capsize": 2})
+        axes.axvline(1, color="black", lw=0.8, ls=":")
+        axes.set_title(f"{config}, {'training step' if what == 'train' else 'forward pass'}")
+        axes.set_xlabel("times the reference's speed")
+    return figure
+
+
 def data_sizes(results, sizes):  # {family: {images: accuracies of the seeds}} -> Figure
     """Test accuracy against the number of training images: the mean, and its deviation as a bar."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")

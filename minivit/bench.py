@@ -1,0 +1,211 @@
+"""How fast, beside others on the same machine: `python -m minivit.bench`.
+
+Each contestant lives in a process of its own; they take turns, A B C A B C, so that a machine that
+slows down slows all of them. What counts is the ratio to the reference within a round; absolute
+figures are of this machine and this minute.
+"""
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from . import command
+from .contestants import CONFIGS, Task, contestants
+
+LIMIT = "matrix product"
+COLUMNS = ("what", "config", "batch", "contestant", "ratio", "least", "most", "images_per_second")
+COLUMNS += ("gflops", "share_of_limit", "first_call_seconds", "temporaries_mb", "resident_mb")
+
+
+def parser():
+    """All arguments of the command line."""
+    names = list(contestants())
+    p = argparse.ArgumentParser(prog="python -m minivit.bench", description=__doc__)
+    text = "models (default: tiny tiny/4 Ti/16; B/16 takes minutes)"
+    p.add_argument(
+        "--config", nargs="+", choices=list(CONFIGS), default=["tiny", "tiny/4", "Ti/16"], help=text
+    )
+    p.add_argument("--what", nargs="+", choices=("train", "forward"), default=["train", "forward"])
+    p.add_argument("--batch", type=int, help="images a call (default: the configuration's)")
+    p.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    text = f"who takes part (default: those of {', '.join(names)} that are installed)"
+    p.add_argument("--contestants", nargs="+", choices=names, default=names, help=text)
+    text = "whom the others are compared with (default: timm, or else minivit JAX)"
+    p.add_argument("--reference", choices=names, help=text)
+    p.add_argument("--rounds", type=int, default=7, help="turns of each (default: 7)")
+    text = "how long a turn takes, about, in seconds (default: 1)"
+    p.add_argument("--seconds", type=float, default=1.0, help=text)
+    p.add_argument("--output", type=Path, default=Path("runs/bench"), help="(default: runs/bench)")
+    return p
+
+
+class Worker:
+    """A contestant in its process."""
+
+    def __init__(self, name, task):
+        """Start it and wait for its first call; `error` says why it cannot take part."""
+        self.name, self.task, self.resident, self.per_second = name, task, 0, []
+        spec = json.dumps(vars(task) | {"contestant": name})
+        environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "minivit.contestants", spec],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.report = self.answer()
+        self.error = self.report.get("error")
+
+    def answer(self):  # -> dictionary
+        """The next line."""
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else {"error": f"ended ({self.process.wait()})"}
+
+    def run(self, count):  # -> seconds for one call
+        """So many calls."""
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        answer = self.answer()
+        if "error" in answer:
+            raise RuntimeError(f"{self.name}: {answer['error']}")
+        self.resident = answer["resident"]
+        return answer["seconds"] / count
+
+    def close(self):
+        """Let it end."""
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+def compete(task, names, rounds, seconds):  # -> workers with their times, those left out
+    """All contestants of a task, in turns."""
+    workers, absent = [], {}
+    for name in names:
+        worker = Worker(name, task)
+        if worker.error:
+            absent[name] = worker.error
+            worker.close()
+        else:
+            workers.append(worker)
+    try:
+        counts = {}
+        for worker in workers:
+            worker.run(1)  # a second warm-up: the first call compiled
+            counts[worker.name] = max(1, round(seconds / worker.run(1)))
+        for _ in range(rounds):
+            for worker in workers:
+                worker.per_second.append(1 / worker.run(counts[worker.name]))
+    finally:
+        for worker in workers:
+            worker.close()
+    return workers, absent
+
+
+def rows(task, workers, reference):  # -> list of dictionaries
+    """What is printed of a task, the fastest first."""
+    times = {worker.name: worker.per_second for worker in workers}
+    limit = next((w for w in workers if w.name == LIMIT), None)
+    rate = limit and statistics.median(limit.per_second) * limit.report["flops"]
+    result = []
+    for worker in workers:
+        if worker is limit:
+            continue
+        ratios = [a / b for a, b in zip(worker.per_second, times[reference], strict=True)]
+        median = statistics.median(worker.per_second)
+        flops = median * worker.report["flops"]
+        row = {"what": task.what, "config": task.config, "batch": task.batch}
+        row |= {"contestant": worker.name, "ratio": statistics.median(ratios)}
+        row |= {"least": min(ratios), "most": max(ratios), "gflops": flops / 1e9}
+        row |= {"images_per_second": median * task.batch}
+        row |= {"share_of_limit": flops / rate if rate else None}
+        row |= {"first_call_seconds": worker.report["first"], "resident_mb": worker.resident / 1e6}
+        temporaries = worker.report.get("temporaries")
+        row["temporaries_mb"] = None if temporaries is None else temporaries / 1e6
+        result.append(row)
+    return sorted(result, key=lambda row: -row["ratio"])
+
+
+def table(found, reference):  # -> lines of markdown
+    """Ratios first."""
+    heads = [f"times {reference}", "least to most", "images/s", "GFLOP/s", "of the limit"]
+    heads += ["first call", "temporaries", "resident"]
+    lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    for r in found:
+        share, temporaries = r["share_of_limit"], r["temporaries_mb"]
+        cells = [
+            r["contestant"],
+            f"{r['ratio']:.2f}",
+            f"{r['least']:.2f} to {r['most']:.2f}",
+            f"{r['images_per_second']:.4g}",
+            f"{r['gflops']:.4g}",
+            "" if share is None else f"{share:.0%}",
+            f"{r['first_call_seconds']:.1f} s",
+            "" if temporaries is None else f"{temporaries:.0f} MB",
+            f"{r['resident_mb']:.0f} MB",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def bench(args):
+    """Everything that was asked for, printed as it comes; then a CSV and a picture."""
+    for name, least in (("rounds", 1), ("seconds", 0), ("batch", 1)):
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} is {value}; it must be at least {least}")
+    if args.reference and args.reference not in args.contestants:
+        raise ValueError(f"--reference {args.reference} is not among --contestants")
+    args.output.mkdir(parents=True, exist_ok=True)
+    everything, told = [], set()
+    for config in args.config:
+        for what in args.what:
+            task = Task(config, what, args.batch or CONFIGS[config][-1], args.dtype)
+            workers, absent = compete(task, args.contestants, args.rounds, args.seconds)
+            for name, why in absent.items():
+                if name not in told:
+                    print(f"left out: {name} ({why})", file=sys.stderr)
+                told.add(name)
+            present = [w.name for w in workers if w.name != LIMIT]
+            if not present:
+                continue
+            reference = args.reference or ("timm" if "timm" in present else present[0])
+            if reference not in present:
+                raise ValueError(f"--reference {reference} did not take part")
+            found = rows(task, workers, reference)
+            everything += found
+            title = {"train": "training step", "forward": "forward pass"}[what]
+            print(f"\n{config}, {title}, {task.batch} images, {args.dtype}\n")
+            print("\n".join(table(found, reference)), flush=True)
+    if not everything:
+        raise ValueError("nobody could take part; what was left out is told above")
+    save(everything, args.output)
+
+
+def save(everything, folder):
+    """The rows as CSV, the ratios as a picture."""
+    from . import figures
+
+    with open(folder / "bench.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(everything)
+    figures.ratios(everything).savefig(folder / "bench.png", dpi=100)
+    print(f"\nbench.csv and bench.png are in {folder}")
+
+
+def main(argv=None):  # -> exit status
+    """Run, and say in one line what a user can mend."""
+    args = parser().parse_args(argv)
+    return command.run("bench", lambda: bench(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
