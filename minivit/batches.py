@@ -58,28 +58,28 @@ class Batches:
         chosen = datasets.batch_indices(len(self.images), self.batch_size, self.seed, step)[rows]
         images = self.images[chosen]
         if how != NOTHING:
-            images = augment(images, self.drawn(uniform, chosen, step), how)
+            images = augment(images, self.drawn(uniform, chosen, rows, step), how)
         images = fit(images, self.image_size, self.channels)
         if self.objective != "classes":
             drawn = self.corruption(self.image_size, self.batch_size, step, datasets.CORRUPTION)
             return masking.masked_batch(images, drawn.rows(rows), self.objective, self.patch)
         targets = smooth_labels(self.labels[chosen], self.classes, self.smoothing)
         if how.mixup:
-            mixed = mixup(images, targets, self.drawn(mixup_shares, chosen, step, how.mixup))
+            mixed = mixup(images, targets, self.drawn(mixup_shares, chosen, rows, step, how.mixup))
             images, targets = (array[1:] for array in mixed)
         return {"images": images, "targets": targets}
 
     def rows(self):  # -> places in the batch
         """This process's; mixup also needs the image before the first."""
-        mine = np.arange(self.batch_size)[self.processes.share(self.batch_size)]
-        before = [mine[0] - 1] if self.augmentation.mixup else []
-        return np.append(before, mine).astype(np.int64) % self.batch_size
+        mine = self.processes.share(self.batch_size)
+        before = bool(self.augmentation.mixup and self.objective == "classes")
+        return np.arange(mine.start - before, mine.stop) % self.batch_size
 
-    def drawn(self, draw, chosen, step, *parameters):  # -> [rows, ...]
+    def drawn(self, draw, chosen, rows, step, *parameters):  # -> [rows, ...]
         """The rows of the batch's examples in what was drawn for their epochs."""
         examples = len(self.images)
         epochs, _ = datasets.batch_positions(examples, self.batch_size, step)
-        epochs = epochs[self.rows()].tolist()
+        epochs = epochs[rows].tolist()
         tables = {e: draw(examples, self.seed, e, *parameters) for e in set(epochs)}
         return np.array([tables[e][i] for e, i in zip(epochs, chosen, strict=True)])
 

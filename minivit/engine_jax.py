@@ -24,7 +24,7 @@ from .params import (
     unpack,
     unstack_blocks,
 )
-from .processes import use_all_cores
+from .processes import Processes, use_all_cores
 from .shapes import depth
 
 # Few blocks are faster written out, 12 are faster scanned; the gradient's cost grows faster than
@@ -32,16 +32,20 @@ from .shapes import depth
 SCAN_FROM = 6
 
 
-def batch_mesh(batch_size, devices=None):
-    """A mesh over as many devices as divide the batch; with several processes all must."""
-    devices = jax.devices() if devices is None else devices
-    count = max(n for n in range(1, len(devices) + 1) if batch_size % n == 0)
+def batch_mesh(batch_size, parts=1, devices=None):
+    """A mesh over as many devices as divide each part of the batch; of several processes all."""
+    # A process's devices side by side: its share of a batch is one piece.
+    devices = devices or sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    count = max(n for n in range(1, len(devices) + 1) if batch_size // parts % n == 0)
     if count < len(devices):
-        text = f"a batch of {batch_size} divides over {count} of {len(devices)} devices; a multiple"
+        text = f"a batch of {batch_size}" + (f" in {parts} parts" if parts > 1 else "")
+        text += f" divides over {count} of {len(devices)} devices; a multiple of"
         if jax.process_count() > 1:
-            raise ValueError(f"{text} of {len(devices)} is needed, since every process takes part")
-        warnings.warn(f"{text} of {len(devices)} would use them all", stacklevel=3)
-    return Mesh(np.array(devices[:count]), ("batch",))  # in the order of the processes
+            raise ValueError(
+                f"{text} {parts * len(devices)} is needed, since every process takes part"
+            )
+        warnings.warn(f"{text} {parts * len(devices)} would use them all", stacklevel=3)
+    return Mesh(np.array(devices[:count]), ("batch",))
 
 
 def stacked(params):
@@ -116,13 +120,12 @@ class JaxEngine:
         self.model, self.accumulate = model or {}, accumulate
         self.dtype, self.options = dtype, self.model | {"objective": objective, "dtype": dtype}
         use_all_cores()
-        self.rate, self.seed, self.keep, self.rule = rate, seed, keep, rule
+        self.rate, self.keep, self.rule = rate, keep, rule
+        self.seed = np.uint32(seed % 2**32)
         self.traces = 0
-        self.mesh = batch_mesh(batch_size // accumulate, devices)
-        self.devices = f"{self.mesh.size} {self.mesh.devices[0].platform} devices"
-        if jax.process_count() > 1:
-            self.devices += f" of {jax.process_count()} processes"
-        self.devices += "" if shard == "data" else f", {shard}"
+        self.mesh = batch_mesh(batch_size, accumulate, devices)
+        self.processes = Processes(jax.process_index(), jax.process_count())
+        self.hardware = f"{self.mesh.size} {self.mesh.devices[0].platform} devices"
         self.multiple = self.mesh.size  # of which a batch to `measure` should be
         # On CPUs a step's all-reduce holds a thread while it waits for the other devices; with a
         # second step in flight none may be left to run them, and XLA gives up ("may be stuck").
@@ -136,15 +139,15 @@ class JaxEngine:
         self.state_specs = state_specs(self.layout, state, stored)
         self.params, self.state = self.put(stored, self.specs), self.put(state, self.state_specs)
         self.frozen = self.put(frozen, EVERYWHERE)
-        self.compile()
+        self.build()
 
-    def compile(self):
+    def build(self):
         """The programs: each is written for one device and runs on all."""
         on_mesh = partial(jax.shard_map, mesh=self.mesh)
         moving = (self.specs, self.state_specs)
         step = on_mesh(
             self.device_step,
-            in_specs=(*moving, EVERYWHERE, SHARED, *3 * [EVERYWHERE]),
+            in_specs=(*moving, EVERYWHERE, SHARED, *4 * [EVERYWHERE]),
             out_specs=(*moving, EVERYWHERE, EVERYWHERE),
         )
         inputs = (self.specs, EVERYWHERE, SHARED)
@@ -152,14 +155,16 @@ class JaxEngine:
         measure = on_mesh(self.device_measure, in_specs=inputs, out_specs=EVERYWHERE)
         everywhere = NamedSharding(self.mesh, EVERYWHERE)
         self.jitted_step = jax.jit(step, donate_argnums=(0, 1))
-        self.jitted_logits = jax.jit(scores, out_shardings=everywhere)  # every process sees all
+        alone = self.processes.count == 1
+        self.jitted_logits = jax.jit(scores, out_shardings=None if alone else everywhere)
         self.jitted_measure = jax.jit(measure)
         self.gather = jax.jit(lambda x: x, out_shardings=everywhere)
+        self.gather_row = jax.jit(lambda x, i: x[i], out_shardings=everywhere)
 
-    def device_step(self, params, state, frozen, batch, step, learning_rate, keep):
+    def device_step(self, params, state, frozen, batch, seed, step, learning_rate, keep):
         """What every device does in a step, on its share of the batch."""
         self.traces += 1
-        key = jax.random.fold_in(jax.random.key(self.seed), step)
+        key = jax.random.fold_in(jax.random.key(seed), step)
         key = jax.random.fold_in(key, jax.lax.axis_index("batch"))
         gradient = jax.value_and_grad(self.device_loss, has_aux=True)
         local = self.layout.local(params)
@@ -203,7 +208,7 @@ class JaxEngine:
         """NumPy arrays onto the mesh, copied: what is donated may not appear twice."""
         tree = tree_map(np.array, tree)
         places = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
-        if jax.process_count() == 1:
+        if self.processes.count == 1:
             return jax.device_put(tree, places)
 
         def shares(place, part):  # device_put would ask all processes whether theirs is the same
@@ -216,21 +221,30 @@ class JaxEngine:
     def on_devices(self, batch):
         """A batch divided over the mesh, of which this process has its share."""
         place = NamedSharding(self.mesh, SHARED)
-        if jax.process_count() == 1:
+        if self.processes.count == 1:
             return jax.device_put(batch, place)
         return tree_map(partial(jax.make_array_from_process_local_data, place), batch)
 
     def host(self, tree):  # -> NumPy arrays
         """Arrays of the mesh, whole; all processes must ask."""
-        one = jax.process_count() == 1
-        return tree_map(lambda x: np.asarray(x if one else self.gather(x)), tree)
+        self.finish()
+        return tree_map(self.whole, tree)
+
+    def whole(self, x):  # -> NumPy array
+        """One array; of what lies in several processes, one block's at a time."""
+        if x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        if x.ndim > 1:
+            return np.stack([np.asarray(self.gather_row(x, i)) for i in range(len(x))])
+        return np.asarray(self.gather(x))
 
     def step(self, step, batch, learning_rate):  # -> mean loss, accuracy
         """Train on one batch of arrays, images and what else the objective takes.
 
         Where several processes take part, each brings its share.
         """
-        size, parts = len(batch["images"]) * jax.process_count(), self.mesh.size * self.accumulate
+        size = len(batch["images"]) * self.processes.count
+        parts = self.mesh.size * self.accumulate
         if size % parts:
             raise ValueError(
                 f"{size} images do not divide over {self.mesh.size} devices"
@@ -246,7 +260,7 @@ class JaxEngine:
         """Those of the program of a step."""
         numbers = learning_rate, optim.warm_keep(step, self.keep)
         trees = self.params, self.state, self.frozen, batch
-        return *trees, np.int32(step), *map(np.float32, numbers)
+        return *trees, self.seed, np.int32(step), *map(np.float32, numbers)
 
     def temporaries(self, batch):  # -> bytes
         """What XLA sets aside on each device for the intermediates of a step; it compiles anew."""
@@ -275,8 +289,7 @@ class JaxEngine:
 
     def share(self, rows):
         """This process's part of what all of them have."""
-        each = len(rows) // jax.process_count()
-        return rows[jax.process_index() * each :][:each]
+        return rows[self.processes.share(len(rows))]
 
     def finish(self):
         """Wait for the last step, where two in flight could block each other."""
@@ -314,7 +327,6 @@ class JaxEngine:
 
     def state_tree(self):  # -> tree of NumPy arrays
         """All that the next step depends on, whatever the layout."""
-        self.finish()
 
         def packed(stored):
             return pack(self.layout.load(stored)) if isinstance(stored, dict) else stored
@@ -322,6 +334,12 @@ class JaxEngine:
         state = {name: packed(x) for name, x in self.host(self.state).items()}
         weights, frozen = packed(self.host(self.params)), self.host(self.frozen)
         return {"weights": weights, "optimizer": state, "frozen": frozen}
+
+    def state_shapes(self):  # -> tree of shapes
+        """Those of `state_tree`, without asking any device."""
+        packed = jax.eval_shape(pack, self.like)
+        state = {n: packed if isinstance(x, dict) else x for n, x in self.state.items()}
+        return {"weights": packed, "optimizer": state, "frozen": self.frozen}
 
     def load_state(self, tree):
         """Go on from what `state_tree` gave, to the bit."""

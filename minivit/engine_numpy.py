@@ -79,7 +79,7 @@ class NumPyEngine:
         self.rate, self.seed = rate, seed
         self.keep, self.update = keep, partial(optim.update, **rule)
         self.threads = cores()
-        self.devices = f"{self.threads} CPU threads"
+        self.hardware = f"{self.threads} CPU threads"
         self.multiple = 1  # of which a batch to `measure` should be
         self.pool = ThreadPoolExecutor(self.threads)
         self.blas = ThreadpoolController()
@@ -138,6 +138,10 @@ class NumPyEngine:
     def state_tree(self):  # -> tree of arrays and numbers
         """All that the next step depends on."""
         return {"weights": self.packed, "optimizer": self.state, "frozen": self.frozen}
+
+    def state_shapes(self):  # -> tree whose leaves have shapes
+        """Those of `state_tree`."""
+        return self.state_tree()
 
     def load_state(self, tree):
         """Go on from what `state_tree` gave, to the bit."""

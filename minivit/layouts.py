@@ -5,8 +5,6 @@ those lie (`specs`); and on a device makes of them what the model takes and of g
 optimiser takes. Both are data parallel: each device has its share of the batch.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,17 +64,18 @@ class FullySharded:
     """Every device keeps a share of all parameters, moments and averages (as ZeRO, 1910.02054).
 
     The blocks' vectors are [L, parameters of a block], divided along their length. A device puts a
-    block together when its turn comes, and once more on the way back, so that at no time it has
-    more than one block whole; what is outside the blocks is put together for the whole step.
-    The gradient of an all-gather is a reduce-scatter: each device gets its share of the sum.
+    block together when its turn comes, and once more on the way back, so that it has one block
+    whole at a time; what is outside the blocks is put together for the whole step. All this is in
+    float32. The gradient of an all-gather is a reduce-scatter: each gets its share of the sum.
     """
 
     def __init__(self, like, devices):
         """`like` is the tree of trained parameters, or their shapes."""
-        like = tree_map(lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), like)
         self.devices, self.stacked = devices, "encoderblock" in like.get("Transformer", {})
-        self.blocks, self.rest = self.divide(like)
-        self.blocks = tree_map(lambda leaf: leaf[0], self.blocks)
+        zeros = tree_map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), like)
+        blocks, rest = self.divide(zeros)
+        self.rest = tree_map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rest)
+        self.blocks = tree_map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), blocks)
 
     def divide(self, tree):  # -> blocks on a leading axis (maybe none), the rest
         """The blocks apart from what stands alone."""
@@ -162,9 +161,3 @@ def state_specs(layout, state, stored):
     """Where an optimiser's state lies: trees as the parameters, numbers everywhere."""
     specs = layout.specs(stored)
     return {n: specs if isinstance(x, dict) else EVERYWHERE for n, x in state.items()}
-
-
-def bytes_on_a_device(*trees):
-    """What one device holds of some arrays."""
-    shards = [leaf.addressable_shards[0].data for tree in trees for leaf in jax.tree.leaves(tree)]
-    return sum(math.prod(s.shape) * s.dtype.itemsize for s in shards)

@@ -57,7 +57,7 @@ class Run:
     def __init__(self, args, dataset, held_out, batches, folder, engine):
         self.args, self.dataset, self.held_out = args, dataset, held_out
         self.batches, self.folder, self.engine = batches, folder, engine
-        self.leads, self.writer = args.processes.leads, None
+        self.leads, self.writer, self.lock = args.processes.leads, None, None
         self.first, self.rows, self.pending = 0, [], []
         self.best, self.best_accuracy, self.since_best = None, -1.0, 0
 
@@ -274,7 +274,7 @@ class Run:
                 better = f"validation {self.best_accuracy:.2%}, the best of {steps} steps"
                 self.say(f"kept the weights after step {kept}: {better}")
             path = self.save()
-            if why == "diverged":
+            if why == "diverged" and self.leads:
                 print(DIVERGED, file=sys.stderr)
             if why in ("diverged", "interrupted"):
                 self.say(f"{why} after {steps} of {self.args.steps} steps; weights: {path}")

@@ -91,7 +91,11 @@ def add_task(option):
     option("--dtype", text, choices=("float32", "bfloat16"), default="float32")
     text = "of matrix products on GPUs and TPUs: highest forbids TF32 and bfloat16 passes"
     option("--precision", text, choices=("default", "highest"), default="default")
-    text = "fsdp divides weights and moments over the devices, else each has all of them; jax only"
+    text = (
+        "queries of attention at a time, 0 for all; jax only (default: what suits size and device)"
+    )
+    option("--chunk", text, type=int)
+    text = "fsdp divides what is trained, and its moments, over the devices; jax only"
     option("--shard", text, choices=("data", "fsdp"), default="data")
     text = "one of several processes that run the same command: Slurm, Open MPI, TPU pods, or the "
     text += "variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID; jax only"
@@ -189,6 +193,7 @@ def resume(args, stored):
     for name, value in stored.items():
         setattr(args, name, value)
     args.augmentation = Augmentation(args.crop_area, args.shift, args.flip, args.mixup)
+    check_backend(args)
 
 
 def check_ranges(args):
@@ -198,8 +203,9 @@ def check_ranges(args):
     limits |= {name: (1, math.inf) for name in optional if getattr(args, name) is not None}
     limits |= dict.fromkeys(("learning_rate", "weight_decay", "clip", "seed"), (0, math.inf))
     limits |= dict.fromkeys(("shift", "patience", "mixup"), (0, math.inf))
-    if args.checkpoint_every is not None:
-        limits["checkpoint_every"] = (0, math.inf)
+    for name in ("checkpoint_every", "chunk"):
+        if getattr(args, name) is not None:
+            limits[name] = (0, math.inf)
     limits |= dict.fromkeys(("dropout", "label_smoothing", "average", "validation"), (0, 1))
     for name, (least, below) in limits.items():
         if not least <= getattr(args, name) < below:
@@ -223,17 +229,23 @@ def check_together(args):
             )
     if args.model and isinstance(variants.parse(args.model), variants.ResNet):
         check_resnet(args)
-    if args.backend == "numpy" and args.dtype != "float32":
-        raise ValueError(f"--dtype {args.dtype} needs --backend jax; NumPy has no such type")
-    if args.backend == "numpy" and (args.distributed or args.shard != "data"):
-        option = "--distributed" if args.distributed else f"--shard {args.shard}"
-        raise ValueError(f"{option} needs --backend jax; NumPy runs on the cores of one machine")
+    check_backend(args)
     if args.patience and not args.validation:
         raise ValueError(f"--patience {args.patience} needs --validation, a share such as 0.02")
     if args.init and (args.representation or args.head_bias):
         raise ValueError("--representation and --head-bias are for a new model, not for --init")
     if args.batch_size % args.accumulate:
         raise ValueError(f"--accumulate {args.accumulate} does not divide {args.batch_size} images")
+
+
+def check_backend(args):
+    """What only JAX can do."""
+    plain = {"dtype": "float32", "shard": "data", "distributed": False, "chunk": None}
+    for name, usual in plain.items():
+        value = getattr(args, name)
+        if args.backend == "numpy" and value != usual:
+            option = f"--{name}" + ("" if value is True else f" {value}")
+            raise ValueError(f"{option} needs --backend jax; NumPy cannot do it")
 
 
 def check_resnet(args):

@@ -6,6 +6,8 @@ every batch; process 0 alone writes files and speaks.
 
 import contextlib
 import os
+import sys
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +49,7 @@ class Processes:
             yield
         except Apart:
             raise
-        except (ValueError, OSError):
+        except Exception:
             self.any(True)
             raise
         self.check()
@@ -66,9 +68,26 @@ class Processes:
         if self.any(False):
             raise Apart("another process could not start; its message says why")
 
+    def same(self, what, number):
+        """Stop where the processes have different numbers."""
+        if self.count == 1:
+            return
+        from jax.experimental import multihost_utils
+
+        numbers = multihost_utils.process_allgather(np.array(number)).tolist()
+        if len(set(numbers)) > 1:
+            raise Apart(f"the processes have different {what}: {numbers}")
+
+    def leave(self, status):
+        """End at once where others take part: JAX's own end would wait for them for minutes."""
+        if self.count > 1:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
 
 class Apart(ValueError):
-    """Another process has failed, and said so."""
+    """All processes know already that they cannot go on together."""
 
 
 ALONE = Processes()
@@ -91,26 +110,25 @@ def use_all_cores():
 def join():  # -> Processes
     """Meet the other processes, before JAX is used for anything else.
 
-    Three variables say where and who; Slurm, Open MPI, Kubernetes and TPU pods say it themselves.
+    Three variables say where and who; Slurm, Open MPI and TPU pods say it themselves, Kubernetes
+    with `jax[k8s]`. What is not set is left to JAX to find out.
     """
     import jax
 
     use_all_cores()
-    given = {name: os.environ.get(name) for name in (ADDRESS, COUNT, INDEX)}
-    absent = [name for name, value in given.items() if value is None]
-    if 0 < len(absent) < 3:
-        raise ValueError(f"--distributed: {', '.join(absent)} must be set too, in each process")
+    given = {"num_processes": os.environ.get(COUNT), "process_id": os.environ.get(INDEX)}
     try:
-        numbers = {}
-        if not absent:
-            numbers = {"num_processes": int(given[COUNT]), "process_id": int(given[INDEX])}
-        jax.distributed.initialize(given[ADDRESS], **numbers)
+        numbers = {name: int(value) for name, value in given.items() if value is not None}
+        jax.distributed.initialize(os.environ.get(ADDRESS), **numbers)
     except (ValueError, TypeError) as error:
         raise ValueError(
-            f"--distributed found no other processes ({str(error).rstrip('.')}); start it under "
-            f"Slurm, Open MPI or on a TPU pod, or set {ADDRESS} (host:port of process 0), {COUNT} "
-            f"and {INDEX} in each process"
+            f"--distributed cannot start: {str(error).rstrip('.')}; start it under Slurm, Open MPI "
+            f"or on a TPU pod, or set {ADDRESS} (host:port of process 0), {COUNT} and {INDEX} in "
+            "each process"
         ) from None
     except RuntimeError as error:
         raise OSError(f"--distributed: the processes did not meet: {error}") from None
+    each = Counter(device.process_index for device in jax.devices())
+    if len(set(each.values())) > 1:
+        raise ValueError(f"--distributed: the processes have {[*each.values()]} devices, not alike")
     return Processes(jax.process_index(), jax.process_count())

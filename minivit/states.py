@@ -121,14 +121,15 @@ def read(path, like):  # -> tree, record
     return unflatten(arrays), record
 
 
-def newest(folder, like):  # -> step, tree, record; step 0 and two times None where there is none
-    """The newest state that is whole; a damaged one is told of and put aside."""
+def newest(folder, like, mend=True):  # -> step, tree, record; 0, None, None where there is none
+    """The newest state that is whole; a damaged one is told of, and with `mend` put aside."""
     for step, path in numbered(folder):
         try:
             return step, *read(path, like)
         except (checkpoint.CheckpointError, KeyError, ValueError, TypeError) as error:
             warnings.warn(f"{path} is passed over: {error}", stacklevel=2)
-            path.rename(path.with_name(path.name + ".damaged"))
+            if mend:
+                path.rename(path.with_name(path.name + ".damaged"))
     return 0, None, None
 
 

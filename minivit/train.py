@@ -9,6 +9,8 @@ import re
 import sys
 import tempfile
 import time
+import traceback
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +108,8 @@ def make_engine(args, params):
     options = {"objective": args.objective, "rate": args.dropout, "seed": args.seed}
     options |= {"weight_decay": args.weight_decay, "clip": args.clip, "rule": args.optimizer}
     options |= {"freeze": args.freeze, "keep": args.average, "accumulate": args.accumulate}
-    options["model"] = args.settings | ({} if args.loss == "softmax" else {"loss": args.loss})
+    given = {"loss": None if args.loss == "softmax" else args.loss, "chunk": args.chunk}
+    options["model"] = args.settings | {n: v for n, v in given.items() if v is not None}
     if args.backend == "numpy":
         from .engine_numpy import NumPyEngine
 
@@ -121,26 +124,22 @@ def make_engine(args, params):
     return JaxEngine(params, batch_size=args.batch_size, **options)
 
 
-def prepare(args):  # -> Run
-    """All that can fail because of what a user asked for."""
-    if not args.resume:
-        options.check(args)
-    init, held_out = read_init(args), None
-    if args.init and is_resnet(init[0]):
-        options.check_resnet(args)
-    channels = init[1]["channels"] if args.init else 3
+def read_data(args, channels):  # -> data set, held-out images and labels or None
+    """The images of this run."""
     folder_options = {"channels": channels, "seed": args.seed, "strict": args.strict}
-    dataset = datasets.load_at(args.dataset, args.image_size, **folder_options)
+    dataset, held_out = datasets.load_at(args.dataset, args.image_size, **folder_options), None
     if args.per_class:
         dataset = datasets.few(dataset, args.per_class, args.seed)
     if args.validation:  # of the few labels, if they are few
         dataset, *held_out = datasets.hold_out(dataset, args.validation, args.seed)
-    if not args.resume:
-        options.check_steps(args, len(dataset.train_images))
-    name, params = start(args, dataset, init)
+    return dataset, held_out
+
+
+def make_batches(args, dataset, params):
+    """From the number of a step to its arrays."""
     args.channels = image_channels(params)
     datasets.with_channels(dataset.train_images[:1], args.channels)
-    batches = Batches(
+    return Batches(
         dataset.train_images,
         dataset.train_labels,
         len(dataset.classes),
@@ -155,36 +154,53 @@ def prepare(args):  # -> Run
         augmentation=args.augmentation,
         processes=args.processes,
     )
-    folder = args.resume
+
+
+def prepare(args):  # -> Run
+    """All that can fail because of what a user asked for."""
+    if not args.resume:
+        options.check(args)
+    init = read_init(args)
+    if args.init and is_resnet(init[0]):
+        options.check_resnet(args)
+    dataset, held_out = read_data(args, init[1]["channels"] if args.init else 3)
+    if not args.resume:
+        options.check_steps(args, len(dataset.train_images))
+    name, params = start(args, dataset, init)
+    batches = make_batches(args, dataset, params)
+    engine, folder = make_engine(args, params), args.resume
+    args.processes.check()  # before anything is written, and before what needs all of them
     if not args.resume and args.processes.leads:
         folder = open_output(args, name)
-    run = Run(args, dataset, held_out, batches, folder, make_engine(args, params))
+    run = Run(args, dataset, held_out, batches, folder, engine)
     if args.resume:
         go_on(args, run)
     elif args.processes.leads:
         stored = {option: getattr(args, option) for option in options.stored_names()}
-        states.write_options(folder, stored, run.engine.devices)
+        states.write_options(folder, stored, engine.hardware)
         run.lock = states.lock(folder)
-    where = f"{args.backend}, {run.engine.devices}"
+    where = f"{args.backend}, {engine.hardware}"
+    if args.processes.count > 1:
+        where += f" of {args.processes.count} processes"
+    where += f", {args.shard}" if args.shard != "data" else ""
     run.say(f"{name}: {count(params):,} parameters, on {where}, into {folder}")
     return run
 
 
 def go_on(args, run):
     """A run made ready to continue where it was interrupted."""
-    states.check_devices(args.devices, run.engine.devices, args.dropout)
-    args.processes.check()  # what comes needs all of them
-    like = run.engine.state_tree()
+    states.check_devices(args.devices, run.engine.hardware, args.dropout)
     with args.processes.leader_first():  # it puts damaged states aside
         if run.leads:
             run.lock = states.lock(run.folder)
-        run.first, *state = states.newest(run.folder, like)
+        run.first, *state = states.newest(run.folder, run.engine.state_shapes(), run.leads)
         if state[0] is None and (run.folder / "checkpoint.npz").exists():
             if run.leads:
                 run.lock.close()
             raise FileExistsError(
                 f"{run.folder} has a checkpoint.npz but no state: that run has ended"
             )
+    args.processes.same("newest states", run.first)
     if state[0] is not None:
         run.load_state(*state)
     run.say(f"{run.folder} goes on after step {run.first} of {args.steps}")
@@ -194,10 +210,15 @@ def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
     begun = time.perf_counter()
     args = options.parser().parse_args(argv)
+    args.processes = ALONE
 
     def work():
         args.start = begun
-        args.processes = join() if args.distributed else ALONE
+        if args.distributed:
+            options.check_backend(args)
+            args.processes = join()
+        if not args.processes.leads:
+            warnings.simplefilter("ignore")  # process 0 says them
         with args.processes.together():
             if args.resume:
                 given = vars(options.parser(defaults=False).parse_args(argv))
@@ -207,7 +228,16 @@ def main(argv=None):  # -> exit status
             run = prepare(args)
         return run()
 
-    return command.run("train", work)
+    try:
+        status = command.run("train", work)
+    except Exception:
+        if args.processes.count > 1:
+            traceback.print_exc()
+        args.processes.leave(1)
+        raise
+    if status:
+        args.processes.leave(status)
+    return status
 
 
 if __name__ == "__main__":

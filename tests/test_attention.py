@@ -185,6 +185,7 @@ def test_where_attention_is_fused(dtype, width, device, expected, monkeypatch):
     """cuDNN's own limits; whoever wants the weights, or chunks, gets them all the same."""
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
     monkeypatch.setattr(attention, "fused_dot_product", lambda q, k, v: v * jnp.nan)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, cuda, default: cuda(*x))
     p = tree_map(lambda x: x.astype(dtype), identity(2 * width, 2))
     x = jnp.ones((1, 3, 2 * width), dtype)
     assert bool(jnp.isnan(in_jax.attention(p, x)).any()) == expected

@@ -111,7 +111,8 @@ chunked_dot_product.defvjp(keep_inputs, back_by_chunks)
 def fused_dot_product(q, k, v):  # 3 x [B, H, N, K] -> [B, H, N, K]
     """The same in one kernel of NVIDIA's cuDNN, which never writes the weights to memory.
 
-    It takes [B, N, H, K] and, to train, an even N: a token is added and not looked at.
+    JAX hands it [B, N, H, K], to train only with an even N (it counts an absent bias as one): a
+    token is added and not looked at.
     """
     batch, _, tokens, _ = q.shape
     lengths, odd = {}, tokens % 2
@@ -131,6 +132,13 @@ def fusible(q):  # [B, H, N, K] -> whether cuDNN has a kernel for it here
     # AMD's devices are called gpu too, and their capability is a word.
     numbers = re.match(r"\d+", str(getattr(device, "compute_capability", "")))
     return device.platform == "gpu" and bool(numbers) and int(numbers[0]) >= 8
+
+
+def by_size(q, k, v, chunk):  # 3 x [B, H, N, K] -> [B, H, N, K]
+    """By chunks where that was asked for, or else where there are many tokens."""
+    if chunk is None:
+        chunk = CHUNK if q.shape[-2] > MANY_TOKENS else 0
+    return chunked_dot_product(q, k, v, chunk) if chunk else scaled_dot_product(q, k, v)[0]
 
 
 def split_heads(x, heads):  # [B, N, H*K] -> [B, H, N, K]
@@ -160,11 +168,12 @@ def attention(p, x, *, out=None, chunk=None):  # [B, N, D] -> [B, N, D]
     if out is not None:
         mixed, out["attention"] = scaled_dot_product(*qkv)
     elif chunk is None and fusible(qkv[0]):
-        mixed = fused_dot_product(*qkv)
-    elif chunk or (chunk is None and tokens > MANY_TOKENS):
-        mixed = chunked_dot_product(*qkv, chunk or CHUNK)
+        # By the device that the program is for: there may be others.
+        mixed = jax.lax.platform_dependent(
+            *qkv, cuda=fused_dot_product, default=partial(by_size, chunk=None)
+        )
     else:
-        mixed, _ = scaled_dot_product(*qkv)
+        mixed = by_size(*qkv, chunk)
     return dense(p["out"], merge_heads(mixed))
 
 
