@@ -121,6 +121,7 @@ class NumPyEngine:
 
     def logits(self, images, batch_size=250):  # uint8 [B, ...] -> [B, classes]
         """Class scores of any number of images, the last partial batch included."""
+        batch_size = max(1, min(batch_size, -(-len(images) // self.threads)))  # none stands idle
         batches = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
         options = {name: value for name, value in self.model.items() if name != "loss"}
         with self.blas.limit(limits=1, user_api="blas"):

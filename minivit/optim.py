@@ -136,12 +136,14 @@ def update(
     with np.errstate(invalid="ignore", over="ignore"):
         grads, norm = clip_by_global_norm(grads, clip, across)
         new, new_state = RULES[rule](params, grads, state, learning_rate, **options)
-        size = global_norm(new, across)
+        # Nothing times zero is zero, unless it is infinite or no number.
+        zero = sum((leaf * 0).sum() for leaf in flatten(new).values())
+        zero = across(zero) if across else zero
     if "average" in state:
         new_state = new_state | {"average": polyak(state["average"], new, keep)}
     result = {"params": new, "state": new_state}
     xp = norm.__array_namespace__()
-    sound = xp.isfinite(norm) & xp.isfinite(size)
+    sound = xp.isfinite(norm) & (zero == 0)
     if isinstance(norm, np.generic):
         kept = result if sound else skipped
     else:  # JAX knows them only when the step runs
