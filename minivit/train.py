@@ -28,6 +28,7 @@ from . import (
 from .architecture import image_channels, is_resnet, token_pixels
 from .batches import Batches
 from .loop import Run
+from .machine import keep_memory
 from .params import count, initialise, tree_map
 from .processes import ALONE, join
 
@@ -209,6 +210,7 @@ def go_on(args, run):
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
     begun = time.perf_counter()
+    keep_memory()
     args = options.parser().parse_args(argv)
     args.processes = ALONE
 
