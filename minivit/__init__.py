@@ -34,6 +34,8 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     predict       python -m minivit.predict IMAGE --checkpoint FILE
     evaluate      accuracy, few-shot; python -m minivit.evaluate --checkpoint FILE
     figures       pictures
+    attention_maps what attention looks at: rollout, distance, likeness of positions
+    checks        the exercises of the course check themselves
     bench         how fast, beside others; python -m minivit.bench
     contestants   what bench times, each in a process of its own
     peers         other implementations for bench, where they are installed

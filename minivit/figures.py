@@ -102,6 +102,74 @@ def confusion(counts, classes):  # [true, predicted] -> Figure
     return figure
 
 
+def gallery(images, titles):  # list of [height, width, C] -> Figure
+    """Pictures side by side."""
+    figure = Figure(figsize=(2.4 * len(images), 2.7), layout="constrained")
+    for axes, image, title in zip(figure.subplots(1, len(images)), images, titles, strict=True):
+        show(axes, image)
+        axes.set_title(title, fontsize=10)
+    return figure
+
+
+def show(axes, image):
+    """One picture without ticks; grey where it has one channel."""
+    grey = image.shape[-1] == 1
+    axes.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None, vmin=0, vmax=255)
+    axes.set(xticks=[], yticks=[])
+
+
+def patches(image, patch):  # [height, width, C], P -> Figure
+    """The grid of patches on the image, and below it the same patches as a row."""
+    height, width, _ = image.shape
+    rows, columns = height // patch, width // patch
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    whole, row = figure.subfigures(2, 1, height_ratios=(4, 1))
+    axes = whole.subplots()
+    show(axes, image)
+    for i in range(1, rows):
+        axes.axhline(i * patch - 0.5, color="crimson", lw=1)
+    for i in range(1, columns):
+        axes.axvline(i * patch - 0.5, color="crimson", lw=1)
+    axes.set_title(f"{height}x{width} pixels, {rows * columns} patches of {patch}x{patch}")
+    for n, axes in enumerate(row.subplots(1, rows * columns)):
+        y, x = divmod(n, columns)
+        show(axes, image[y * patch : (y + 1) * patch, x * patch : (x + 1) * patch])
+        axes.set_title(n, fontsize=8)
+    return figure
+
+
+def matrices(arrays, titles, columns, rows):  # list of [N, M] -> Figure
+    """Small matrices as colours, with their numbers."""
+    figure = Figure(figsize=(4.2 * len(arrays), 3.6), layout="constrained")
+    for axes, array, title in zip(figure.subplots(1, len(arrays)), arrays, titles, strict=True):
+        image = axes.imshow(array, cmap="viridis")
+        for (i, j), value in np.ndenumerate(array):
+            dark = value < (array.min() + array.max()) / 2
+            color = "white" if dark else "black"
+            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
+        axes.set(title=title, xlabel=columns, ylabel=rows)
+        figure.colorbar(image, shrink=0.8)
+    return figure
+
+
+def lines(x, series, xlabel, ylabel, *, log_x=False, level=None):  # {name: values} -> Figure
+    """Curves over the same places; `level` is a dotted line to compare with."""
+    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for name, values in series.items():
+        axes.plot(x, values, "o-", label=name)
+    if level is not None:
+        axes.axhline(level, color="black", lw=0.8, ls=":")
+    if log_x:
+        axes.set_xscale("log")
+        axes.set_xticks(x, [str(n) for n in x])
+        axes.minorticks_off()
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    return figure
+
+
 def ratios(rows):  # the rows of `minivit.bench` -> Figure
     """How many times as fast as the reference, with the least and the most of the rounds."""
     groups = {}

@@ -59,3 +59,59 @@ def test_data_sizes():
     assert {"ViT", "ResNet", "training images"} <= set(texts(figure))
     line = figure.axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata().astype(float), [60, 80])
+
+
+def titles(figure):
+    return [axes.get_title() for axes in figure.get_axes()]
+
+
+@pytest.mark.parametrize("shape", [(8, 12, 3), (8, 12, 1)])
+def test_patches(shape):
+    """Each patch of the row is the one whose number it has, row by row."""
+    image = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
+    figure = figures.patches(image, 4)
+    whole, *row = figure.get_axes()
+    assert whole.get_title() == "8x12 pixels, 6 patches of 4x4"
+    assert [axes.get_title() for axes in row] == list("012345")
+    for n, axes in enumerate(row):
+        y, x = divmod(n, 3)
+        expected = image[4 * y : 4 * y + 4, 4 * x : 4 * x + 4].squeeze()
+        np.testing.assert_array_equal(axes.images[0].get_array(), expected)
+
+
+def test_gallery():
+    images = [np.full((4, 4, c), 10 * c, np.uint8) for c in (1, 3)]
+    figure = figures.gallery(images, ["grey", "colour"])
+    assert titles(figure) == ["grey", "colour"]
+    shown = [axes.images[0].get_array().ravel()[0] for axes in figure.get_axes()]
+    assert shown == [10, 30]
+
+
+def test_matrices():
+    """Every number is written into its cell."""
+    array = np.array([[0.25, -1.0], [3.0, 0.5]])
+    figure = figures.matrices([array, array.T], ["a", "b"], "key", "query")
+    first = figure.get_axes()[0]
+    assert [t.get_text() for t in first.texts] == ["0.25", "-1.00", "3.00", "0.50"]
+    assert (first.get_xlabel(), first.get_ylabel()) == ("key", "query")
+
+
+def test_lines():
+    figure = figures.lines(
+        [1, 4, 16], {"a": [1, 2, 3], "b": [3, 2, 1]}, "x", "y", log_x=True, level=2
+    )
+    (axes,) = figure.get_axes()
+    assert len(axes.lines) == 3
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["1", "4", "16"]
+
+
+def test_ratios():
+    """A group for each configuration, our bars in colour, the fastest on top."""
+    row = {"config": "tiny", "what": "train", "least": 0.5, "most": 2.0}
+    rows = [row | {"contestant": n, "ratio": r} for n, r in (("timm", 1.0), ("minivit JAX", 1.5))]
+    rows += [r | {"what": "forward"} for r in rows]
+    figure = figures.ratios(rows)
+    assert titles(figure) == ["tiny, training step", "tiny, forward pass"]
+    bars = figure.get_axes()[0].patches
+    assert [bar.get_width() for bar in bars] == [1.0, 1.5]
+    assert bars[0].get_facecolor() != bars[1].get_facecolor()

@@ -1,0 +1,200 @@
+# %% [markdown]
+# # 4. Attention
+#
+# **Goal.** Build multi-head self-attention from a loop over five tokens to the form that runs, and know what each
+# piece is for. After this you can write softmax and attention yourself, and have them checked.
+
+# %%
+# %matplotlib inline
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path.cwd().parent))  # so that it runs from a clone, without installing
+
+import numpy as np
+
+from minivit import checks, figures, params, variants
+from minivit.in_numpy import attention, scaled_dot_product, softmax
+
+rng = np.random.default_rng(3)
+
+# %% [markdown]
+# ## One query, five tokens
+#
+# Each token asks a question (its *query*), offers an answer (its *value*) and says what it can answer (its *key*).
+# A query takes the mean of all values, weighted by how well each key fits. Equations 5 to 7 of the paper's
+# appendix A, for one head:
+#
+# $$[q, k, v] = z U_{qkv} \qquad A = \mathrm{softmax}(q k^\top / \sqrt{K}) \qquad \mathrm{SA}(z) = A v$$
+#
+# With loops, for five tokens and K = 4:
+
+# %%
+N, K = 5, 4
+q, k, v = rng.standard_normal((3, N, K))
+
+
+def attend_slowly(q, k, v):  # 3 x [N, K] -> [N, K], weights [N, N]
+    mixed, weights = np.zeros_like(v), np.zeros((len(q), len(k)))
+    for i in range(len(q)):
+        scores = np.array([q[i] @ k[j] for j in range(len(k))]) / np.sqrt(K)
+        exponentials = np.exp(scores - scores.max())
+        weights[i] = exponentials / exponentials.sum()
+        for j in range(len(v)):
+            mixed[i] += weights[i, j] * v[j]
+    return mixed, weights
+
+
+slow, slow_weights = attend_slowly(q, k, v)
+print(np.round(slow_weights, 2))
+print("rows sum to", slow_weights.sum(1))
+
+# %% [markdown]
+# ## As matrices
+#
+# All queries times all keys is one product, and so is the weighted mean. Rows are queries, columns are keys.
+
+# %%
+scores = q @ k.T / np.sqrt(K)
+weights, _ = softmax(scores)
+mixed = weights @ v
+np.testing.assert_allclose(mixed, slow, atol=1e-12)
+np.testing.assert_allclose(weights, slow_weights, atol=1e-12)
+figures.matrices([scores, weights], ["scores", "weights: rows sum to one"], "key", "query")
+
+# %% [markdown]
+# ## Why divide by √K
+#
+# The product of two random vectors of K numbers has deviation √K. Without the division, wider heads have larger
+# scores, softmax turns almost into a maximum, and its gradient dies. The entropy of a row tells: log N when all weights
+# are equal (dotted, for 50 keys), 0 when one key takes all.
+
+# %%
+widths, entropy = [1, 4, 16, 64, 256], {"divided by √K": [], "not divided": []}
+for width in widths:
+    a, b = rng.standard_normal((2, 200, 50, width))
+    for name, scale in (("divided by √K", width**-0.5), ("not divided", 1.0)):
+        w, _ = softmax(a @ b.swapaxes(1, 2) * scale)
+        entropy[name].append(-(w * np.log(w + 1e-30)).sum(-1).mean())
+assert entropy["not divided"][-1] < 0.5 < 3 < entropy["divided by √K"][-1]
+figures.lines(
+    widths, entropy, "head width K", "entropy of the weights (nats)", log_x=True, level=np.log(50)
+)
+
+# %% [markdown]
+# ## Several heads
+#
+# One softmax can only ask one question. So D features are split into H heads of K = D / H; each has its own
+# queries, keys and values, and a last product mixes what they found (equation 8). In arrays a head is one more
+# batch axis: `[B, N, D]` is read as `[B, N, H, K]` and turned to `[B, H, N, K]`.
+
+# %%
+p = params.initialise(variants.Variant("small", 4, 24, 48, 3, 1), 0, image_size=16, channels=1)
+p = p["Transformer"]["encoderblock_0"]["MultiHeadDotProductAttention_1"]
+for name in ("query", "key", "value", "out"):
+    print(name, p[name]["kernel"].shape)
+
+x = rng.standard_normal((2, N, 24))
+y, _ = attention(p, x)
+
+
+def by_hand(p, x):  # [B, N, D] -> [B, N, D]
+    heads = []
+    for h in range(3):
+        q, k, v = (x @ p[n]["kernel"][:, h] + p[n]["bias"][h] for n in ("query", "key", "value"))
+        weights, _ = softmax(q @ k.swapaxes(1, 2) / np.sqrt(8))
+        heads.append(weights @ v @ p["out"]["kernel"][h])
+    return sum(heads) + p["out"]["bias"]
+
+
+np.testing.assert_allclose(by_hand(p, x), y, atol=1e-6)  # the weights are float32
+print("a loop over heads and all heads at once agree")
+
+# %% [markdown]
+# ## A set, not a row
+#
+# Exchange two tokens, and the outputs are exchanged and otherwise the same: attention does not know about order.
+# It is *equivariant* under permutations; positions must come with the tokens (lesson 2).
+
+# %%
+order = rng.permutation(N)
+turned, _ = attention(p, x[:, order])
+np.testing.assert_allclose(turned, y[:, order], atol=1e-6)
+print("attention of the shuffled tokens is the shuffled attention")
+
+# %% [markdown]
+# ## Exercise 1: softmax
+#
+# Along the last axis, for any shape. Large scores are no excuse: `exp(1000)` is infinite.
+
+
+# %%
+def my_softmax(s):  # [..., N] -> [..., N]
+    return None  # your answer
+
+
+checks.softmax(my_softmax)
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def my_softmax(s):
+#     e = np.exp(s - s.max(-1, keepdims=True))
+#     return e / e.sum(-1, keepdims=True)
+# ```
+# </details>
+#
+# ## Exercise 2: attention of all heads at once
+#
+# `q`, `k` and `v` are `[B, H, N, K]`. Two products and the softmax from above; no loop.
+
+
+# %%
+def my_attention(q, k, v):  # 3 x [B, H, N, K] -> [B, H, N, K]
+    return None  # your answer
+
+
+checks.attention(my_attention)
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def my_attention(q, k, v):
+#     return my_softmax(q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])) @ v
+# ```
+# </details>
+#
+# ## Exercise 3: find the fault
+#
+# From a published NumPy ViT: it survives every test with one row of scores. What does the check say, and why?
+
+
+# %%
+def broken_softmax(s):
+    e = np.exp(s - s.max())
+    return e / e.sum(-1, keepdims=True)
+
+
+checks.softmax(broken_softmax)
+# %% [markdown]
+# <details><summary>What is wrong</summary>
+#
+# The maximum is taken over the whole array, not over each row. A row whose scores all lie far below another row's
+# maximum underflows to zeros, and 0 / 0 is no number. `scaled_dot_product` of this package subtracts per row.
+# </details>
+
+# %%
+every, _, _ = scaled_dot_product(*rng.standard_normal((3, 2, 3, N, 8)))
+print("minivit's, all heads at once:", every.shape)
+
+# %% [markdown]
+# ## Summary
+#
+# - Attention is a weighted mean of values; the weights are the softmax of queries times keys over √K.
+# - Heads are one more batch axis, and a last product mixes them.
+# - It sees a set: permuting tokens permutes outputs, nothing else.
+#
+# **In the paper.** ViT-B has 12 heads of K = 64, ViT-H 16 of 80; with 197 tokens each layer of B computes
+# 12 x 197 x 197 weights for one image. The division by √K is from "Attention Is All You Need" (2017).

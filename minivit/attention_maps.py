@@ -1,0 +1,82 @@
+"""What attention looks at, as numbers: rollout, distance, likeness of positions, main filters.
+
+Everything is NumPy on arrays that a model's `out` or parameters hold; `figures` draws it.
+"""
+
+import numpy as np
+
+FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
+
+
+def rollout_layers(attention, fuse="mean"):  # [..., H, N, N] -> [..., N, N]
+    """One layer's flow: heads fused, half of it the residual connection, rows that sum to one."""
+    if fuse not in FUSIONS:
+        raise ValueError(f"unknown fusion {fuse!r}; choose one of {', '.join(FUSIONS)}")
+    fused = FUSIONS[fuse](np.asarray(attention, np.float64), axis=-3)
+    fused = fused + np.eye(fused.shape[-1])
+    return fused / fused.sum(-1, keepdims=True)
+
+
+def rollout(attention, fuse="mean"):  # [B, L, H, N, N] -> [B, N, N]
+    """How much of each input token is in each output token, if attention is all that mixes.
+
+    The product of the layers' flows, later ones on the left (arXiv 2005.00928; Fig. 6). Rows sum to
+    one. "max" and "min" keep the strongest or the weakest head instead of the mean.
+    """
+    layers = rollout_layers(attention, fuse)
+    result = layers[:, 0]
+    for i in range(1, layers.shape[1]):
+        result = layers[:, i] @ result
+    return result
+
+
+def on_the_grid(weights, grid, prefix):  # [B, N, N] -> [B, rows, columns]
+    """Where the output looks: the class token's row, or the mean over rows where there is none."""
+    rows = weights[:, 0] if prefix else weights.mean(1)
+    return rows[:, prefix:].reshape(-1, *grid)
+
+
+def patch_distances(grid, patch):  # -> pixels [N, N]
+    """Distance between the centres of any two patches."""
+    patch = np.broadcast_to(patch, 2)
+    places = np.indices(grid).reshape(2, -1).T * patch
+    return np.sqrt(((places[:, None] - places) ** 2).sum(-1))
+
+
+def attention_distance(attention, grid, patch, *, prefix=1, renormalise=True):
+    # [B, L, H, N, N] -> pixels [B, L, H]
+    """How far heads look: distance weighted by attention, a mean over queries (Fig. 7, right).
+
+    Tokens before the patches have no place and are left out; with `renormalise` each row's rest
+    then sums to one again, otherwise what went to them counts as no distance. The paper does not
+    say which; on the paper's scale 16 pixels are one patch.
+    """
+    rows, columns = grid
+    if attention.shape[-1] != prefix + rows * columns:
+        raise ValueError(
+            f"{attention.shape[-1]} tokens are not {prefix} and a grid of {rows}x{columns}"
+        )
+    weights = np.asarray(attention, np.float64)[..., prefix:, prefix:]
+    if renormalise:
+        weights = weights / weights.sum(-1, keepdims=True)
+    return (weights * patch_distances(grid, patch)).sum(-1).mean(-1)
+
+
+def position_similarity(table, grid, *, prefix=1):  # [1, N, D] -> [rows, columns, rows, columns]
+    """Cosine between the position embeddings of any two patches (Fig. 7, centre)."""
+    patches = np.asarray(table, np.float64)[0, prefix:]
+    patches = patches / np.linalg.norm(patches, axis=-1, keepdims=True)
+    return (patches @ patches.T).reshape(*grid, *grid)
+
+
+def main_filters(kernel, count):  # [P, P, C, D] -> [count, P, P, C]
+    """The directions along which the D embedding filters vary most (Fig. 7, left).
+
+    Principal components: the filters are centred first. A component's sign says nothing; here its
+    largest entry is positive.
+    """
+    filters = np.asarray(kernel, np.float64).reshape(-1, kernel.shape[-1]).T  # [D, P*P*C]
+    _, _, components = np.linalg.svd(filters - filters.mean(0), full_matrices=False)
+    components = components[:count]
+    strongest = np.take_along_axis(components, abs(components).argmax(-1)[:, None], -1)
+    return (components * np.sign(strongest)).reshape(-1, *kernel.shape[:3])
