@@ -6,8 +6,10 @@ figures are of this machine and this minute.
 """
 
 import argparse
+import contextlib
 import csv
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -18,7 +20,17 @@ from . import command
 from .contestants import CONFIGS, Task, contestants
 
 LIMIT = "matrix product"
-COLUMNS = ("what", "config", "batch", "contestant", "ratio", "least", "most", "images_per_second")
+COLUMNS = (
+    "what",
+    "config",
+    "batch",
+    "dtype",
+    "contestant",
+    "ratio",
+    "least",
+    "most",
+    "images_per_second",
+)
 COLUMNS += ("gflops", "share_of_limit", "first_call_seconds", "temporaries_mb", "resident_mb")
 
 
@@ -36,7 +48,7 @@ def parser():
     text = f"who takes part (default: those of {', '.join(names)} that are installed)"
     p.add_argument("--contestants", nargs="+", choices=names, default=names, help=text)
     text = "whom the others are compared with (default: timm, or else minivit JAX)"
-    p.add_argument("--reference", choices=names, help=text)
+    p.add_argument("--reference", choices=[n for n in names if n != LIMIT], help=text)
     p.add_argument("--rounds", type=int, default=7, help="turns of each (default: 7)")
     text = "how long a turn takes, about, in seconds (default: 1)"
     p.add_argument("--seconds", type=float, default=1.0, help=text)
@@ -68,45 +80,49 @@ class Worker:
         line = self.process.stdout.readline()
         return json.loads(line) if line else {"error": f"ended ({self.process.wait()})"}
 
-    def run(self, count):  # -> seconds for one call
+    def run(self, count):  # -> seconds for one call; None where it has died
         """So many calls."""
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{count}\n")
+            self.process.stdin.flush()
         answer = self.answer()
-        if "error" in answer:
-            raise RuntimeError(f"{self.name}: {answer['error']}")
+        self.error = answer.get("error")
+        if self.error:
+            return None
         self.resident = answer["resident"]
         return answer["seconds"] / count
 
     def close(self):
         """Let it end."""
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
 
 
 def compete(task, names, rounds, seconds):  # -> workers with their times, those left out
     """All contestants of a task, in turns."""
-    workers, absent = [], {}
-    for name in names:
-        worker = Worker(name, task)
-        if worker.error:
-            absent[name] = worker.error
-            worker.close()
-        else:
-            workers.append(worker)
+    workers = []
     try:
+        for name in names:
+            workers.append(Worker(name, task))
         counts = {}
-        for worker in workers:
+        for worker in living(workers):
             worker.run(1)  # a second warm-up: the first call compiled
-            counts[worker.name] = max(1, round(seconds / worker.run(1)))
+            counts[worker.name] = max(1, round(seconds / (worker.run(1) or math.inf)))
         for _ in range(rounds):
-            for worker in workers:
-                worker.per_second.append(1 / worker.run(counts[worker.name]))
+            for worker in living(workers):
+                once = worker.run(counts[worker.name])
+                worker.per_second += [1 / once] if once else []
     finally:
         for worker in workers:
             worker.close()
-    return workers, absent
+    return living(workers), {w.name: w.error for w in workers if w.error}
+
+
+def living(workers):
+    """Those that take part."""
+    return [worker for worker in workers if not worker.error]
 
 
 def rows(task, workers, reference):  # -> list of dictionaries
@@ -121,7 +137,7 @@ def rows(task, workers, reference):  # -> list of dictionaries
         ratios = [a / b for a, b in zip(worker.per_second, times[reference], strict=True)]
         median = statistics.median(worker.per_second)
         flops = median * worker.report["flops"]
-        row = {"what": task.what, "config": task.config, "batch": task.batch}
+        row = {"what": task.what, "config": task.config, "batch": task.batch, "dtype": task.dtype}
         row |= {"contestant": worker.name, "ratio": statistics.median(ratios)}
         row |= {"least": min(ratios), "most": max(ratios), "gflops": flops / 1e9}
         row |= {"images_per_second": median * task.batch}
@@ -181,12 +197,13 @@ def bench(args):
                 raise ValueError(f"--reference {reference} did not take part")
             found = rows(task, workers, reference)
             everything += found
+            save(everything, args.output)
             title = {"train": "training step", "forward": "forward pass"}[what]
             print(f"\n{config}, {title}, {task.batch} images, {args.dtype}\n")
             print("\n".join(table(found, reference)), flush=True)
     if not everything:
         raise ValueError("nobody could take part; what was left out is told above")
-    save(everything, args.output)
+    print(f"\nbench.csv and bench.png are in {args.output}")
 
 
 def save(everything, folder):
@@ -198,7 +215,6 @@ def save(everything, folder):
         writer.writeheader()
         writer.writerows(everything)
     figures.ratios(everything).savefig(folder / "bench.png", dpi=100)
-    print(f"\nbench.csv and bench.png are in {folder}")
 
 
 def main(argv=None):  # -> exit status

@@ -5,8 +5,8 @@ writes to it, a number a line; it answers with seconds. So the parent can altern
 and none sees another's threads, memory or compiled programs.
 """
 
+import contextlib
 import json
-import resource
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -15,6 +15,9 @@ import numpy as np
 
 from . import machine, variants
 from .params import initialise
+
+with contextlib.suppress(ImportError):  # Windows has no such thing
+    import resource
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ def numpy_twin(task):  # -> function of the number of calls
     """The readable one."""
     from .engine_numpy import NumPyEngine
 
+    if task.dtype != "float32":
+        raise ValueError(f"NumPy has no {task.dtype}")
     return engine_calls(task, NumPyEngine(task.params(), **OPTIMISER))
 
 
@@ -147,8 +152,11 @@ def contestants():  # -> {name: function of a task}
 
 
 def resident():  # -> bytes
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The most memory that this process has had; 0 where the system does not say."""
+    if "resource" not in globals():
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def main():

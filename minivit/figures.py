@@ -105,7 +105,8 @@ def confusion(counts, classes):  # [true, predicted] -> Figure
 def gallery(images, titles):  # list of [height, width, C] -> Figure
     """Pictures side by side."""
     figure = Figure(figsize=(2.4 * len(images), 2.7), layout="constrained")
-    for axes, image, title in zip(figure.subplots(1, len(images)), images, titles, strict=True):
+    row = figure.subplots(1, len(images), squeeze=False)[0]
+    for axes, image, title in zip(row, images, titles, strict=True):
         show(axes, image)
         axes.set_title(title, fontsize=10)
     return figure
@@ -131,7 +132,7 @@ def patches(image, patch):  # [height, width, C], P -> Figure
     for i in range(1, columns):
         axes.axvline(i * patch - 0.5, color="crimson", lw=1)
     axes.set_title(f"{height}x{width} pixels, {rows * columns} patches of {patch}x{patch}")
-    for n, axes in enumerate(row.subplots(1, rows * columns)):
+    for n, axes in enumerate(row.subplots(1, rows * columns, squeeze=False)[0]):
         y, x = divmod(n, columns)
         show(axes, image[y * patch : (y + 1) * patch, x * patch : (x + 1) * patch])
         axes.set_title(n, fontsize=8)
@@ -141,7 +142,8 @@ def patches(image, patch):  # [height, width, C], P -> Figure
 def matrices(arrays, titles, columns, rows):  # list of [N, M] -> Figure
     """Small matrices as colours, with their numbers."""
     figure = Figure(figsize=(4.2 * len(arrays), 3.6), layout="constrained")
-    for axes, array, title in zip(figure.subplots(1, len(arrays)), arrays, titles, strict=True):
+    row = figure.subplots(1, len(arrays), squeeze=False)[0]
+    for axes, array, title in zip(row, arrays, titles, strict=True):
         image = axes.imshow(array, cmap="viridis")
         for (i, j), value in np.ndenumerate(array):
             dark = value < (array.min() + array.max()) / 2

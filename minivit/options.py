@@ -253,6 +253,8 @@ def check_resnet(args):
     for name in NOT_OF_RESNETS:
         if value := getattr(args, name):
             raise ValueError(f"--{name} {value}: a ResNet has no such thing; leave it out")
+    if args.chunk is not None:
+        raise ValueError(f"--chunk {args.chunk}: a ResNet has no attention; leave it out")
 
 
 def check_steps(args, examples):

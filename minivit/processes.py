@@ -7,6 +7,7 @@ every batch; process 0 alone writes files and speaks.
 import contextlib
 import os
 import sys
+import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -83,6 +84,8 @@ class Processes:
         if self.count > 1:
             sys.stdout.flush()
             sys.stderr.flush()
+            if self.leads:  # the others talk through this one, and have a word to say too
+                time.sleep(2)
             os._exit(status)
 
 

@@ -23,7 +23,7 @@ with contextlib.suppress(ImportError):  # Windows has no such locks
 
 KEPT = 2
 RECORD = "minivit/record"
-MAY_CHANGE = ("checkpoint_every", "shard")  # decide no number, up to the last bits
+MAY_CHANGE = ("checkpoint_every", "shard", "chunk")  # decide no number, up to the last bits
 
 
 def digest(path):

@@ -201,6 +201,7 @@ def go_on(args, run):
             raise FileExistsError(
                 f"{run.folder} has a checkpoint.npz but no state: that run has ended"
             )
+    args.processes.check()  # one may have found nothing
     args.processes.same("newest states", run.first)
     if state[0] is not None:
         run.load_state(*state)

@@ -76,8 +76,7 @@ def test_every_contestant_is_ours_or_a_peer():
 
 
 def test_memory_may_be_kept_anywhere():
-    """Also twice, and where there is no glibc."""
-    machine.keep_memory()
+    """Where there is no glibc nothing is called, and nothing is wrong."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine.ctypes, "CDLL", lambda name: object())
         machine.keep_memory()

@@ -77,6 +77,7 @@ def test_patches(shape):
         y, x = divmod(n, 3)
         expected = image[4 * y : 4 * y + 4, 4 * x : 4 * x + 4].squeeze()
         np.testing.assert_array_equal(axes.images[0].get_array(), expected)
+    assert len(figures.patches(image[:4, :4], 4).get_axes()) == 2
 
 
 def test_gallery():
@@ -85,6 +86,7 @@ def test_gallery():
     assert titles(figure) == ["grey", "colour"]
     shown = [axes.images[0].get_array().ravel()[0] for axes in figure.get_axes()]
     assert shown == [10, 30]
+    assert titles(figures.gallery(images[:1], ["grey"])) == ["grey"]
 
 
 def test_matrices():
@@ -94,6 +96,7 @@ def test_matrices():
     first = figure.get_axes()[0]
     assert [t.get_text() for t in first.texts] == ["0.25", "-1.00", "3.00", "0.50"]
     assert (first.get_xlabel(), first.get_ylabel()) == ("key", "query")
+    assert titles(figures.matrices([array], ["a"], "key", "query"))[0] == "a"
 
 
 def test_lines():

@@ -53,7 +53,12 @@ def test_lesson_runs(source, monkeypatch):
     """As it lies in the repository, a minute a cell at most, without a display."""
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.delenv("DISPLAY", raising=False)
-    build.execute(source)
+    fresh = build.execute(source)
+    stored = json.loads(build.notebook_path(source).read_text())
+    for now, then in zip(fresh.cells, stored["cells"], strict=True):
+        kinds = [[o["output_type"] for o in cell.get("outputs", [])] for cell in (now, then)]
+        assert kinds[0] == kinds[1]
+        assert not any(o.get("name") == "stderr" for o in now.get("outputs", []))
 
 
 @LESSONS

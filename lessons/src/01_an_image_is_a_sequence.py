@@ -2,7 +2,7 @@
 # # 1. An image is a sequence
 #
 # **Goal.** Cut an image into patches and lay them in a row, as a sentence is a row of words; put it together again.
-# After this you can write `patchify` in one line, and say what is lost when the row is shuffled.
+# After this you can write `patchify` in one line, and say what a shuffled row has lost.
 
 # %%
 # %matplotlib inline
@@ -107,10 +107,11 @@ figures.gallery(
 # Halving P makes four times as many tokens, and 16 times as many pairs for attention to compare.
 
 # %%
-print("image  patch  tokens  numbers in each     pairs")
-for side, p in ((28, 7), (28, 4), (224, 32), (224, 16), (384, 16), (224, 14)):
+print("image  channels  patch  tokens  numbers in each     pairs")
+sizes = ((28, 1, 7), (28, 1, 4), (224, 3, 32), (224, 3, 16), (384, 3, 16), (224, 3, 14))
+for side, channels, p in sizes:
     n = (side // p) ** 2
-    print(f"{side:5} {p:6} {n:7} {p * p * 3:16} {n * n:9}")
+    print(f"{side:5} {channels:9} {p:6} {n:7} {p * p * channels:16} {n * n:9}")
 
 # %% [markdown]
 # ## Exercise 1: patchify in one line
@@ -124,7 +125,7 @@ def my_patchify(images, p):  # [B, height, width, C] -> [B, N, P*P*C]
     return None  # your answer
 
 
-checks.patchify(my_patchify)
+_ = checks.patchify(my_patchify)
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -148,7 +149,7 @@ def broken_patchify(images, p):
     return images.reshape(b, (h // p) * (w // p), p * p * c)
 
 
-checks.patchify(broken_patchify)
+_ = checks.patchify(broken_patchify)
 pieces = broken_patchify(colour[3:4], 8).reshape(1, 4, 4, -1)
 figures.gallery([colour[3], unpatchify(pieces, 8)[0]], ["the image", "its 'patches', as a grid"])
 

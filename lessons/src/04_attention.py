@@ -84,9 +84,9 @@ figures.lines(
 # %% [markdown]
 # ## Several heads
 #
-# One softmax can only ask one question. So D features are split into H heads of K = D / H; each has its own
-# queries, keys and values, and a last product mixes what they found (equation 8). In arrays a head is one more
-# batch axis: `[B, N, D]` is read as `[B, N, H, K]` and turned to `[B, H, N, K]`.
+# One softmax can only ask one question. So there are H heads; each projects all D features to queries, keys and values
+# of its own, of K = D / H numbers, and a last product mixes what the heads found (equation 8). In arrays a head is one
+# more batch axis: the projections of all heads `[B, N, H * K]` are read as `[B, N, H, K]` and turned to `[B, H, N, K]`.
 
 # %%
 p = params.initialise(variants.Variant("small", 4, 24, 48, 3, 1), 0, image_size=16, channels=1)
@@ -133,7 +133,7 @@ def my_softmax(s):  # [..., N] -> [..., N]
     return None  # your answer
 
 
-checks.softmax(my_softmax)
+_ = checks.softmax(my_softmax)
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -147,7 +147,7 @@ checks.softmax(my_softmax)
 #
 # ## Exercise 2: attention of all heads at once
 #
-# `q`, `k` and `v` are `[B, H, N, K]`. Two products and the softmax from above; no loop.
+# `q`, `k` and `v` are `[B, H, N, K]`. Two products with your `my_softmax` between them; no loop.
 
 
 # %%
@@ -155,7 +155,7 @@ def my_attention(q, k, v):  # 3 x [B, H, N, K] -> [B, H, N, K]
     return None  # your answer
 
 
-checks.attention(my_attention)
+_ = checks.attention(my_attention)
 
 # %% [markdown]
 # <details><summary>A solution</summary>
@@ -177,17 +177,20 @@ def broken_softmax(s):
     return e / e.sum(-1, keepdims=True)
 
 
-checks.softmax(broken_softmax)
+_ = checks.softmax(broken_softmax)
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
 # The maximum is taken over the whole array, not over each row. A row whose scores all lie far below another row's
 # maximum underflows to zeros, and 0 / 0 is no number. `scaled_dot_product` of this package subtracts per row.
 # </details>
+#
+# The package's own function takes all heads of all images at once and returns what they found, the weights, and the
+# way back (lesson 5):
 
 # %%
-every, _, _ = scaled_dot_product(*rng.standard_normal((3, 2, 3, N, 8)))
-print("minivit's, all heads at once:", every.shape)
+every, weights, _ = scaled_dot_product(*rng.standard_normal((3, 2, 3, N, 8)))
+print(every.shape, weights.shape)
 
 # %% [markdown]
 # ## Summary

@@ -1,0 +1,221 @@
+# %% [markdown]
+# # 5. Attention, backwards
+#
+# **Goal.** Derive the gradient of attention, line by line, and then in one go. After this you can write `back` for
+# softmax in one line, and know which parts of the forward pass must be kept for it.
+
+# %%
+# %matplotlib inline
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path.cwd().parent))  # so that it runs from a clone, without installing
+
+import numpy as np
+
+from minivit import checks, figures, params, variants
+from minivit.in_numpy import attention, scaled_dot_product, softmax
+
+rng = np.random.default_rng(5)
+
+# %% [markdown]
+# ## The contract
+#
+# Every piece of the NumPy twin returns its result and a function `back`. Given the gradient of a loss with respect to
+# the *result*, `back` returns the gradient with respect to the *input*. To try a piece alone, any loss will do; we
+# take the sum of the result times a random `dy`, whose gradient is `dy` itself. Numerically, a gradient is what
+# happens to the loss when one entry moves a little:
+
+
+# %%
+def by_differences(f, x, dy, step=1e-5):  # gradient of (f(x) * dy).sum() at x
+    slope = np.zeros_like(x)
+    for place in np.ndindex(x.shape):
+        moved = x.copy()
+        moved[place] += step
+        up = (f(moved) * dy).sum()
+        moved[place] -= 2 * step
+        slope[place] = (up - (f(moved) * dy).sum()) / (2 * step)
+    return slope
+
+
+def compare(name, mine, theirs):
+    gap = np.abs(mine - theirs).max() / np.abs(theirs).max()
+    print(f"{name:8} {'agrees' if gap < 1e-6 else 'DIFFERS'}")
+    assert gap < 1e-6
+
+
+# %% [markdown]
+# ## A product
+#
+# For $Y = A B$ with `dY` of Y's shape, each entry of A meets a row of B, and the shapes leave no other choice:
+# $dA = dY\, B^\top$ and $dB = A^\top dY$.
+
+# %%
+a, b = rng.standard_normal((3, 4)), rng.standard_normal((4, 2))
+dy = rng.standard_normal((3, 2))
+compare("dA", dy @ b.T, by_differences(lambda a: a @ b, a, dy))
+compare("dB", a.T @ dy, by_differences(lambda b: a @ b, b, dy))
+
+# %% [markdown]
+# ## Softmax
+#
+# A row of weights $a = \mathrm{softmax}(s)$ sums to one, so raising one score lowers all other weights:
+#
+# $$\frac{\partial a_i}{\partial s_j} = a_i (\delta_{ij} - a_j)$$
+#
+# That is a matrix for each row. First build it, as the formula says; then never again.
+
+# %%
+s, da = rng.standard_normal((2, 6))
+a, _ = softmax(s)
+jacobian = np.diag(a) - np.outer(a, a)
+compare("ds", jacobian.T @ da, by_differences(lambda s: softmax(s)[0], s, da))
+print("rows of the Jacobian sum to zero:", np.allclose(jacobian.sum(1), 0))
+figures.matrices([jacobian], ["how each weight answers each score"], "score j", "weight i")
+
+# %% [markdown]
+# Rows sum to zero: if all scores rise alike, nothing changes. That is also why a test with `da` of ones is blind:
+# its true gradient is zero, and a wrong one may be zero as well.
+#
+# Multiplied out, the matrix disappears: $ds_j = a_j \big(da_j - \sum_i a_i\, da_i\big)$. In words: each weight times
+# how much better it is paid than the average.
+
+# %%
+many, _ = softmax(rng.standard_normal((2, 3, 50, 50)))
+dmany = rng.standard_normal(many.shape)
+one_line = many * (dmany - (dmany * many).sum(-1, keepdims=True))
+with_matrices = np.einsum("bhni,bhnj,bhni->bhnj", many, -many, dmany) + many * dmany
+compare("ds", one_line, with_matrices)
+
+# %% [markdown]
+# ## Exercise 1: softmax, backwards
+#
+# `weights` are the result of the forward pass, `dweights` their gradient. Return the gradient of the scores.
+
+
+# %%
+def my_softmax_back(weights, dweights):  # 2 x [..., N] -> [..., N]
+    return None  # your answer
+
+
+_ = checks.softmax_back(my_softmax_back)
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def my_softmax_back(weights, dweights):
+#     return weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
+# ```
+# </details>
+#
+# ## Line by line
+#
+# Attention of one head is three lines. Backwards, they are read from the last to the first, and each line needs what
+# went into it. Watch what must be kept: q, k, v and the weights; not the scores.
+
+# %%
+N, K = 5, 4
+q, k, v = rng.standard_normal((3, N, K))
+dy = rng.standard_normal((N, K))
+
+scores = q @ k.T / np.sqrt(K)
+weights, _ = softmax(scores)
+y = weights @ v
+
+dweights, dv = dy @ v.T, weights.T @ dy
+dscores = weights * (dweights - (dweights * weights).sum(-1, keepdims=True))
+dq, dk = dscores @ k / np.sqrt(K), dscores.T @ q / np.sqrt(K)
+
+
+def head(q, k, v):
+    return softmax(q @ k.T / np.sqrt(K))[0] @ v
+
+
+compare("dq", dq, by_differences(lambda q: head(q, k, v), q, dy))
+compare("dk", dk, by_differences(lambda k: head(q, k, v), k, dy))
+compare("dv", dv, by_differences(lambda v: head(q, k, v), v, dy))
+figures.matrices([weights, dscores], ["weights", "gradient of the scores"], "key", "query")
+
+# %% [markdown]
+# The same five lines serve all heads of all images, since `@` treats the leading axes as a batch. They are the whole
+# of `scaled_dot_product` in this package:
+
+# %%
+q, k, v, dy = rng.standard_normal((4, 2, 3, N, K))
+_, _, back = scaled_dot_product(q, k, v)
+for name, gradient, x, f in zip(
+    ("dq", "dk", "dv"),
+    back(dy),
+    (q, k, v),
+    (
+        lambda q: scaled_dot_product(q, k, v)[0],
+        lambda k: scaled_dot_product(q, k, v)[0],
+        lambda v: scaled_dot_product(q, k, v)[0],
+    ),
+    strict=True,
+):
+    compare(name, gradient, by_differences(f, x, dy))
+
+# %% [markdown]
+# ## With the projections
+#
+# Around it lie two products with weights: queries, keys and values from the tokens, and the mix of heads. Their
+# gradients are the product rule from above once more, with the batch and the tokens summed over. The token itself went
+# into three products, so its gradient is a sum of three.
+
+# %%
+p = params.initialise(variants.Variant("small", 4, 12, 24, 3, 1), 0, image_size=16, channels=1)
+p = p["Transformer"]["encoderblock_0"]["MultiHeadDotProductAttention_1"]
+p = {n: {m: array.astype("float64") for m, array in part.items()} for n, part in p.items()}
+x, dy = rng.standard_normal((2, 2, N, 12))
+_, back = attention(p, x)
+dp, dx = back(dy)
+compare("tokens", dx, by_differences(lambda x: attention(p, x)[0], x, dy))
+
+
+def with_query(kernel):
+    return attention(p | {"query": p["query"] | {"kernel": kernel}}, x)[0]
+
+
+compare("kernel", dp["query"]["kernel"], by_differences(with_query, p["query"]["kernel"], dy))
+largest = {f"{n}/{m}": float(np.abs(g).max()) for n, part in dp.items() for m, g in part.items()}
+assert largest["key/bias"] < 1e-12 < largest["query/bias"]
+print("the gradient of the keys' bias is zero: why?")
+
+# %% [markdown]
+# <details><summary>Why</summary>
+#
+# A bias of the keys adds the same number, query times bias, to all scores of a row, and softmax does not see what is
+# added to all scores alike. The keys' bias does nothing at all.
+# </details>
+#
+# ## Exercise 2: find the fault
+#
+# A published NumPy ViT has this backward pass. What was left out?
+
+
+# %%
+def broken_softmax_back(weights, dweights):
+    return weights * (1 - weights) * dweights
+
+
+_ = checks.softmax_back(broken_softmax_back)
+
+# %% [markdown]
+# <details><summary>What is wrong</summary>
+#
+# It is the diagonal of the Jacobian: how each weight answers its own score. That raising a score lowers all the other
+# weights is missing.
+# </details>
+#
+# ## Summary
+#
+# - Products: dA = dY Bᵀ, dB = Aᵀ dY. Softmax: a (da - Σ a da), without a matrix.
+# - Backwards, attention needs q, k, v and the weights; the weights are N² numbers a head, the largest thing to keep.
+# - Random upstream gradients and central differences find nearly every mistake; ones find none in a softmax.
+#
+# **In the paper.** Training is autodiff's work. For the 577 tokens of a 384-pixel image a layer of ViT-B keeps
+# 12 x 577 x 577 weights an image, 16 MB in float32. It grows with the fourth power of the side, which is why `in_jax`
+# can also go by chunks and compute the weights again.
