@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import warnings
 
@@ -12,6 +13,8 @@ def run(name, work):  # -> exit status
     Warnings are one line each too, without the source that a user did not write. Status 2 is a
     mistake, 130 an interruption; a reader that has gone (`… | head`) is no error.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `train` has it while it loads
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     with contextlib.suppress(AttributeError):  # whatever stands in for a terminal
         sys.stdout.reconfigure(errors="backslashreplace")  # a plain locale knows no other letters
     with warnings.catch_warnings():
