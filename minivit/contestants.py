@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from . import machine, variants
+from .in_numpy import smooth_labels
 from .params import initialise
 
 with contextlib.suppress(ImportError):  # Windows has no such thing
@@ -51,7 +52,7 @@ class Task:
     def training_batch(self):
         """The same as the engines take it."""
         images, labels = self.arrays()
-        return {"images": images, "targets": one_hot(labels, CONFIGS[self.config][3])}
+        return {"images": images, "targets": smooth_labels(labels, CONFIGS[self.config][3])}
 
     def params(self):
         """Fresh parameters."""
@@ -69,11 +70,6 @@ CONFIGS = {
 }
 OPTIMISER = {"weight_decay": 0.05}  # AdamW, for all
 RATE = 1e-4
-
-
-def one_hot(labels, classes):
-    """Targets."""
-    return (labels[:, None] == np.arange(classes)).astype("float32")
 
 
 def numpy_twin(task):  # -> function of the number of calls

@@ -56,9 +56,8 @@ def attention(images, maps, titles, columns=4):  # [B, height, width, C], [B, h,
         axes.axis("off")
     for i, (image, weights, title) in enumerate(zip(images, maps, titles, strict=True)):
         height, width = image.shape[:2]
-        shown = image[..., 0] if image.shape[-1] == 1 else image
         for axes in (left := grid[2 * i], right := grid[2 * i + 1]):
-            axes.imshow(shown, cmap="gray", vmin=0, vmax=255)
+            show(axes, image)
         left.set_title(title, fontsize=8)
         right.imshow(
             weights, cmap="inferno", alpha=0.65, extent=(-0.5, width - 0.5, height - 0.5, -0.5)
@@ -75,9 +74,7 @@ def mosaic(views, titles=("input", "corrupted", "predicted", "target")):
     grid = figure.subplots(len(views), count, squeeze=False)
     for row, (view, title) in enumerate(zip(views, titles, strict=True)):
         for axes, image in zip(grid[row], view, strict=True):
-            shown = image[..., 0] if image.shape[-1] == 1 else image
-            axes.imshow(shown, cmap="gray", vmin=0, vmax=255)
-            axes.set(xticks=[], yticks=[])
+            show(axes, image)
         grid[row, 0].set_ylabel(title, fontsize=9)
     return figure
 

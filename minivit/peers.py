@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from .contestants import CONFIGS, OPTIMISER, RATE, one_hot
+from .contestants import CONFIGS, OPTIMISER, RATE
 
 
 def sizes(task):  # -> variant, side, channels, classes
@@ -129,9 +129,9 @@ def flax(task):
 
     variant, _, _, classes = sizes(task)
     model = flax_model(variant, classes, task.dtype)
-    images, labels = task.arrays()
-    images = jnp.asarray(images / 127.5 - 1, "float32")
-    targets = jnp.asarray(one_hot(labels, classes))
+    batch = task.training_batch()
+    images = jnp.asarray(batch["images"] / 127.5 - 1, "float32")
+    targets = jnp.asarray(batch["targets"])
     params = model.init(jax.random.key(0), images)
     # Packed leaves, as in minivit: the same optimiser for both, at its best.
     flat, split = ravel_pytree(params)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from . import checkpoint, command, dialects, finetune, images
+from .attention_maps import on_the_grid
 from .datasets import normalise
 from .in_numpy import model, softmax
 from .shapes import image_shape
@@ -79,9 +80,7 @@ def class_attention(weights, prefix, grid):  # [B, H, N, N] -> [B, rows, columns
 
     Without a class token every token is part of the output, so it is the mean over queries.
     """
-    mean = weights.mean(1)
-    rows = mean[:, 0] if prefix else mean.mean(1)
-    return rows[:, prefix:].reshape(-1, *grid)
+    return on_the_grid(weights.mean(1), grid, prefix)
 
 
 def look(params, description, image):  # uint8 [height, width, C] -> probabilities, attention

@@ -37,11 +37,15 @@ class Processes:
 
     def any(self, flag):  # -> bool, the same in all
         """Whether it is true in any of them; all must ask."""
+        return any(self.gathered(flag))
+
+    def gathered(self, value):  # -> list
+        """The number that each of them has; all must ask."""
         if self.count == 1:
-            return bool(flag)
+            return [value]
         from jax.experimental import multihost_utils
 
-        return bool(multihost_utils.process_allgather(np.array(flag)).any())
+        return multihost_utils.process_allgather(np.array(value)).tolist()
 
     @contextlib.contextmanager
     def together(self):
@@ -71,11 +75,7 @@ class Processes:
 
     def same(self, what, number):
         """Stop where the processes have different numbers."""
-        if self.count == 1:
-            return
-        from jax.experimental import multihost_utils
-
-        numbers = multihost_utils.process_allgather(np.array(number)).tolist()
+        numbers = self.gathered(number)
         if len(set(numbers)) > 1:
             raise Apart(f"the processes have different {what}: {numbers}")
 
