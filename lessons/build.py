@@ -38,8 +38,14 @@ def unexecuted(source):  # path of a .py -> notebook
 def execute(source):  # path of a .py -> notebook
     """All cells from top to bottom, in `lessons/`, a minute each at most."""
     notebook = unexecuted(source)
-    place = {"metadata": {"path": str(HERE)}}
-    NotebookClient(notebook, timeout=60, kernel_name="python3", resources=place).execute()
+    client = NotebookClient(
+        notebook,
+        timeout=60,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(HERE)}},
+        coalesce_streams=True,  # a slow cell's printing arrives in pieces: how many is chance
+    )
+    client.execute()
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL})
     for cell in notebook.cells:
         cell.metadata = nbformat.from_dict({})
