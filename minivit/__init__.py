@@ -33,7 +33,7 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     finetune      a trained model made ready for other classes and sizes
     predict       python -m minivit.predict IMAGE --checkpoint FILE
     evaluate      accuracy, few-shot; python -m minivit.evaluate --checkpoint FILE
-    figures       pictures
+    figures       pictures; python -m minivit.figures --checkpoint FILE
     attention_maps what attention looks at: rollout, distance, likeness of positions
     checks        the exercises of the course check themselves
     bench         how fast, beside others; python -m minivit.bench

@@ -161,6 +161,38 @@ def name_of(width, mlp, heads, blocks, patch, stem=None, stem_width=None):
     return name if stem is None else f"stem {'-'.join(map(str, stem))} of {stem_width}, {name}"
 
 
+PARTS = ("convolutions", "embedding", "attention", "MLP", "norms", "head")
+
+
+def part_of(name):  # official name -> one of PARTS
+    """What an array belongs to; class token, positions and mask go with the embedding."""
+    if name.startswith(("head/", "resnet/head/", "pre_logits/", "prediction/", "MAPHead_0/")):
+        return "head"
+    if name.startswith("resnet/") or re.match(r"(conv_root|gn_root|block\d+)/", name):
+        return "convolutions"
+    if dialects.ATTENTION in name:
+        return "attention"
+    if "/MlpBlock_3/" in name:
+        return "MLP"
+    return "norms" if re.search(r"/(LayerNorm_\d|encoder_norm)/", name) else "embedding"
+
+
+def parameters_by_part(flat):  # {official name: array or anything with a size} -> {part: number}
+    """Where the parameters are; parts that the model lacks are left out."""
+    sizes = dict.fromkeys(PARTS, 0)
+    for name, array in flat.items():
+        sizes[part_of(name)] += array.size
+    return {part: size for part, size in sizes.items() if size}
+
+
+def variant_of(d):  # description -> Variant or ResNet
+    """The sizes that a description tells."""
+    if "units" in d:
+        return variants.ResNet("file", d["units"], d["width"])
+    sizes = (d["patch"], d["width"], d["mlp"], d["heads"], d["blocks"])
+    return variants.Variant("file", *sizes, stem=d["stem"], stem_width=d["stem_width"] or 64)
+
+
 def check(flat, extra="error"):
     """Every array that belongs to the model is there with its shape, and no other."""
     found = {name: array.shape for name, array in flat.items()}
@@ -198,11 +230,9 @@ def check_finite(flat):
 
 def expected_shapes(d, flat):  # description -> {name: shape}
     """The arrays that a model of such sizes has."""
+    variant = variant_of(d)
     if "units" in d:
-        variant = variants.ResNet("file", d["units"], d["width"])
         return resnet_shapes(variant, channels=d["channels"], classes=d["classes"])
-    sizes = (d["patch"], d["width"], d["mlp"], d["heads"], d["blocks"])
-    variant = variants.Variant("file", *sizes, stem=d["stem"], stem_width=d["stem_width"] or 64)
     expected = named_shapes(
         variant,
         d["positions"],

@@ -3,9 +3,17 @@
 Everything is NumPy on arrays that a model's `out` or parameters hold; `figures` draws it.
 """
 
+from itertools import count, takewhile
+
 import numpy as np
 
 FUSIONS = {"mean": np.mean, "max": np.max, "min": np.min}
+
+
+def of_blocks(out, name="attention"):  # what `in_numpy.vit` put into `out` -> [B, L, H, N, N]
+    """The weights of all blocks, or with "attention_gradient" what `back` found about them."""
+    names = takewhile(out.__contains__, (f"block{i}_{name}" for i in count()))
+    return np.stack([out[name] for name in names], axis=1)
 
 
 def rollout_layers(attention, fuse="mean"):  # [..., H, N, N] -> [..., N, N]
@@ -23,11 +31,26 @@ def rollout(attention, fuse="mean"):  # [B, L, H, N, N] -> [B, N, N]
     The product of the layers' flows, later ones on the left (arXiv 2005.00928; Fig. 6). Rows sum to
     one. "max" and "min" keep the strongest or the weakest head instead of the mean.
     """
-    layers = rollout_layers(attention, fuse)
+    return product(rollout_layers(attention, fuse))
+
+
+def product(layers):  # [B, L, N, N] -> [B, N, N]
+    """Through all layers, the first one on the right."""
     result = layers[:, 0]
     for i in range(1, layers.shape[1]):
         result = layers[:, i] @ result
     return result
+
+
+def gradient_rollout(attention, gradient):  # 2 x [B, L, H, N, N] -> [B, N, N]
+    """Rollout of what speaks for one class: each weight counts by its score's gradient.
+
+    Heads are fused as the mean of the positive part of weight times gradient (arXiv 2103.15679,
+    eq. 5), so that what speaks against the class counts nothing; then as in `rollout`. `gradient`
+    is what `in_numpy.vit` put into `out` when its `back` was given a one for that class.
+    """
+    helpful = np.maximum(np.asarray(attention, np.float64) * gradient, 0)
+    return product(rollout_layers(helpful))
 
 
 def on_the_grid(weights, grid, prefix):  # [B, N, N] -> [B, rows, columns]

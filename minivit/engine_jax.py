@@ -13,6 +13,7 @@ from .datasets import normalise
 from .in_jax import OBJECTIVES, model
 from .layouts import EVERYWHERE, LAYOUTS, SHARED, state_specs
 from .params import (
+    count,
     flatten,
     merge,
     pack,
@@ -29,8 +30,10 @@ from .shapes import depth
 
 # Where XLA sees all blocks at once the gradient's cost grows faster than the depth. So 12 blocks
 # are faster scanned, and of 4 those with many tokens (tiny/4: by 12 %); few and small ones are
-# faster written out (tiny: by 28 %).
-SCAN_FROM, FEW_TOKENS = 6, 32
+# faster written out (tiny: by 28 %). So are large ones with few images (B/16 with 8: by 15 %): the
+# scan copies each block's weights and computes each block twice. Written out, a step keeps what is
+# inside the blocks, which must not be more than weights, gradient and moments take anyway.
+SCAN_FROM, FEW_TOKENS, STATE = 6, 32, 4
 
 
 def batch_mesh(batch_size, parts=1, devices=None):
@@ -49,13 +52,37 @@ def batch_mesh(batch_size, parts=1, devices=None):
     return Mesh(np.array(devices[:count]), ("batch",))
 
 
+def kept(block, tokens):  # parameters of a block, N -> numbers of an image
+    """What the backward pass needs of a block's inside, about: its activations and weights."""
+    heads, width = block["MultiHeadDotProductAttention_1"]["out"]["kernel"].shape[::2]
+    return tokens * (8 * width + 3 * block["MlpBlock_3"]["Dense_0"]["bias"].size + heads * tokens)
+
+
+def token_count(params):  # -> N, or 0 where no position table says it
+    """Length of the sequence."""
+    table = params.get("Transformer", {}).get("posembed_input", {}).get("pos_embedding")
+    return 0 if table is None else table.shape[1]
+
+
 def stacked(params):
     """Many blocks, or such with many tokens, on a leading axis; few and small ones as they are."""
-    encoder = params.get("Transformer", {})
-    blocks, positions = depth(encoder), encoder.get("posembed_input", {}).get("pos_embedding")
-    tokens = 0 if positions is None else positions.shape[1]
-    many = blocks >= SCAN_FROM or (blocks > 1 and tokens > FEW_TOKENS)
+    blocks = depth(params.get("Transformer", {}))
+    many = blocks >= SCAN_FROM or (blocks > 1 and token_count(params) > FEW_TOKENS)
     return stack_blocks(params) if many else params
+
+
+def shapes(tree):
+    """What `unpack` and `jax.eval_shape` need to know of it."""
+    return tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def fits(params, images):  # images that a device has at a time -> bool
+    """Whether all that is inside the blocks may be kept for the backward pass."""
+    blocks, tokens = depth(params.get("Transformer", {})), token_count(params)
+    if not blocks or not tokens:
+        return False
+    inside = kept(params["Transformer"]["encoderblock_0"], tokens)
+    return blocks * images * inside <= STATE * count(params)
 
 
 NORM = re.compile(r"(Norm_\d+|encoder_norm|gn\w*|group_norm)/\w+$")
@@ -134,8 +161,12 @@ class JaxEngine:
         # On CPUs a step's all-reduce holds a thread while it waits for the other devices; with a
         # second step in flight none may be left to run them, and XLA gives up ("may be stuck").
         self.wait = self.mesh.size > 1 and self.mesh.devices[0].platform == "cpu"
-        frozen, trained = split_frozen(stacked(tree_map(np.asarray, params)), freeze)
-        self.like = tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), trained)
+        # Divided parameters are put together a block at a time, which only the scan does.
+        images = batch_size // (accumulate * self.mesh.size)
+        params = tree_map(np.asarray, params)
+        self.arranged = unstack_blocks if shard == "data" and fits(params, images) else stacked
+        frozen, trained = split_frozen(self.arranged(params), freeze)
+        self.like, self.saved_like = shapes(trained), shapes(stacked(unstack_blocks(trained)))
         self.layout = LAYOUTS[shard](self.like, self.mesh.size)
         stored = self.layout.store(trained)
         state = optim.start(stored, rule.get("rule", "adamw"), average=bool(keep))
@@ -333,7 +364,9 @@ class JaxEngine:
         """All that the next step depends on, whatever the layout."""
 
         def packed(stored):
-            return pack(self.layout.load(stored)) if isinstance(stored, dict) else stored
+            # Stacked or not is this run's business; the next may have other devices.
+            whole = isinstance(stored, dict)
+            return pack(stacked(unstack_blocks(self.layout.load(stored)))) if whole else stored
 
         state = {name: packed(x) for name, x in self.host(self.state).items()}
         weights, frozen = packed(self.host(self.params)), self.host(self.frozen)
@@ -341,7 +374,7 @@ class JaxEngine:
 
     def state_shapes(self):  # -> tree of shapes
         """Those of `state_tree`, without asking any device."""
-        packed = jax.eval_shape(pack, self.like)
+        packed = jax.eval_shape(pack, self.saved_like)
         state = {n: packed if isinstance(x, dict) else x for n, x in self.state.items()}
         return {"weights": packed, "optimizer": state, "frozen": self.frozen}
 
@@ -349,8 +382,10 @@ class JaxEngine:
         """Go on from what `state_tree` gave, to the bit."""
 
         def stored(packed):
-            whole = isinstance(packed, dict)  # else a number
-            return self.layout.store(unpack(packed, self.like)) if whole else packed
+            if not isinstance(packed, dict):  # a number
+                return packed
+            tree = unstack_blocks(unpack(packed, self.saved_like))
+            return self.layout.store(self.arranged(tree))
 
         state = {name: stored(x) for name, x in tree["optimizer"].items()}
         self.params = self.put(stored(tree["weights"]), self.specs)
@@ -360,6 +395,6 @@ class JaxEngine:
     def restore(self, params):
         """Go back to what `snapshot` gave; the optimiser's moments stay."""
         self.finish()
-        stored = self.layout.store(select(stacked(params), self.like))
+        stored = self.layout.store(select(self.arranged(params), self.like))
         self.params = self.put(stored, self.specs)
         self.state |= {"average": self.put(stored, self.specs)} if self.keep else {}

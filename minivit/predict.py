@@ -23,9 +23,17 @@ def parser():
     """All arguments of the command line."""
     p = argparse.ArgumentParser(prog="python -m minivit.predict", description=__doc__)
     p.add_argument("images", nargs="*", help="files or folders; none: paths on standard input")
-    p.add_argument("--checkpoint", required=True, metavar="FILE", help=".npz or .safetensors")
+    add_model_options(p)
     p.add_argument("--labels", metavar="FILE", help="class names, a line each, UTF-8")
     p.add_argument("--top", type=int, default=5, help="classes to show (default: 5)")
+    text = f"draw where the last block looks, for up to {DRAWN} pictures"
+    p.add_argument("--attention", metavar="PNG", help=text)
+    return p
+
+
+def add_model_options(p):
+    """Which model, and how pictures are made ready for it."""
+    p.add_argument("--checkpoint", required=True, metavar="FILE", help=".npz or .safetensors")
     text = "side or HEIGHTxWIDTH, positions are resized (default: the model's)"
     p.add_argument("--image-size", type=image_shape, help=text)
     p.add_argument("--old-grid", type=image_shape, help="of the file's positions, if no square")
@@ -34,10 +42,7 @@ def parser():
     text = "the model saw v/127.5-1 (vit), or ImageNet's mean and deviation (many of timm's)"
     p.add_argument("--pixels", choices=("vit", "imagenet"), default="vit", help=text)
     p.add_argument("--heads", type=int, help="of a state dict whose width is unusual")
-    text = f"draw where the last block looks, for up to {DRAWN} pictures"
-    p.add_argument("--attention", metavar="PNG", help=text)
     p.add_argument("--invert", action="store_true", help="swap black and white first")
-    return p
 
 
 def read_labels(path, classes, known=None):  # -> list of names
@@ -54,18 +59,16 @@ def read_labels(path, classes, known=None):  # -> list of names
     return names
 
 
-def read_model(args):  # -> parameters, description, image size
-    """The model, ready for the size of image that was asked for."""
-    params, description = checkpoint.inspect(args.checkpoint, heads=args.heads)
-    if description["classes"] is None:
-        raise ValueError(f"{args.checkpoint} has no head, so it knows no classes")
+def read_model(args, head=True):  # -> parameters, description, image size
+    """The model, ready for the size of image that was asked for; without `head` any will do."""
+    if not 0 < args.crop <= 1:
+        raise ValueError(f"--crop is {args.crop}; it must be above 0 and at most 1")
+    params, description = checkpoint.inspect(args.checkpoint, heads=args.heads, head=head)
     if description["channels"] not in (1, 3):
         raise ValueError(f"{args.checkpoint} is for images of {description['channels']} channels")
     grid = args.old_grid or description["grid"]
     size = args.image_size or finetune.image_size(params, description, args.old_grid)
     params = finetune.at_size(params, size, description["dialect"], old_grid=grid)
-    if args.attention and "blocks" not in description:
-        raise ValueError(f"{args.checkpoint} is a ResNet: it has no attention to draw")
     if args.pixels == "imagenet":
         if "embedding" not in params or "conv_root" in params:
             raise ValueError("--pixels imagenet is for models that begin with patches, not ResNets")
@@ -83,6 +86,22 @@ def class_attention(weights, prefix, grid):  # [B, H, N, N] -> [B, rows, columns
     return on_the_grid(weights.mean(1), grid, prefix)
 
 
+def pictures(args, paths, channels, size, command_name):  # -> path and uint8 image, one by one
+    """Pictures at the model's size; of one that cannot be read the fault is said."""
+    read = 0
+    for path in paths:
+        try:
+            image = images.read(path, channels)
+        except images.ImageError as error:
+            print(f"minivit.{command_name}: {error}", file=sys.stderr)
+            continue
+        read += 1
+        image = images.resize_and_crop(image, *size, args.crop)
+        yield path, 255 - image if args.invert else image
+    if not read:
+        raise ValueError("none of the pictures could be read")
+
+
 def look(params, description, image):  # uint8 [height, width, C] -> probabilities, attention
     """Class probabilities, and where the last block looks."""
     out = {}
@@ -96,26 +115,20 @@ def look(params, description, image):  # uint8 [height, width, C] -> probabiliti
 
 def predict(args):  # -> exit status
     """Print the classes of every picture as it is read; 1 if some could not be read."""
-    if not 0 < args.crop <= 1:
-        raise ValueError(f"--crop is {args.crop}; it must be above 0 and at most 1")
     if args.top < 1:
         raise ValueError(f"--top is {args.top}; it must be at least 1")
     if args.attention and Path(args.attention).suffix.lower() not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--attention {args.attention} must end in .png, .pdf or .svg")
     params, description, size = read_model(args)
+    if description["classes"] is None:
+        raise ValueError(f"{args.checkpoint} has no head, so it knows no classes")
+    if args.attention and "blocks" not in description:
+        raise ValueError(f"{args.checkpoint} is a ResNet: it has no attention to draw")
     names = read_labels(args.labels, description["classes"], description.get("class_names"))
     given = args.images or [line.strip() for line in sys.stdin if line.strip()]
-    wanted, drawn = list(images.find(given)), []
-    failed = 0
-    for path in wanted:
-        try:
-            image = images.read(path, description["channels"])
-        except images.ImageError as error:
-            failed += 1
-            print(f"minivit.predict: {error}", file=sys.stderr)
-            continue
-        image = images.resize_and_crop(image, *size, args.crop)
-        image = 255 - image if args.invert else image
+    wanted, drawn, read = list(images.find(given)), [], 0
+    for path, image in pictures(args, wanted, description["channels"], size, "predict"):
+        read += 1
         probabilities, attention = look(params, description, image)
         if not np.isfinite(probabilities).all():
             raise ValueError(f"{args.checkpoint} gives scores that are no numbers; it is damaged")
@@ -124,15 +137,13 @@ def predict(args):  # -> exit status
             print(f"  {probabilities[i]:7.2%}  {names[i]}")
         if args.attention and len(drawn) < DRAWN:
             drawn.append((image, attention, Path(path).name))
-    if failed == len(wanted):
-        raise ValueError("none of the pictures could be read")
     if args.attention:
         from . import figures
 
-        pictures, maps, titles = zip(*drawn, strict=True)
-        figures.attention(np.stack(pictures), np.stack(maps), titles).savefig(args.attention)
+        shown, maps, titles = zip(*drawn, strict=True)
+        figures.attention(np.stack(shown), np.stack(maps), titles).savefig(args.attention)
         print(f"attention of the last block, {len(drawn)} pictures: {args.attention}")
-    return 1 if failed else 0
+    return 1 if read < len(wanted) else 0
 
 
 def main(argv=None):  # -> exit status

@@ -206,30 +206,40 @@ def parameter_count(
     return class_token * d + embedding + positions + blocks + 2 * d + hidden + head
 
 
-def forward_flops(variant, image_size=224, *, channels=3, classes=1000, class_token=True):
+def forward_flops(variant, image_size=224, **options):
     """Floating-point operations of one image's forward pass; a multiply-add counts two.
 
+    A training step costs three times as much, since the backward pass has two products for each
+    of the forward pass; four times where it computes the forward pass again. `options` and what is
+    counted: `flops_by_part`.
+    """
+    return sum(flops_by_part(variant, image_size, **options).values())
+
+
+def flops_by_part(variant, image_size=224, *, channels=3, classes=1000, class_token=True):
+    # -> {part: operations}, parts as in `architecture.PARTS`
+    """Where the operations of a forward pass are.
+
     Matrix products make nearly all of it. The elementwise work is counted as XLA does, an
-    operation an entry: about 5 for softmax, 8 for LayerNorm, 8 for GELU. A training step costs
-    three times as much, since the backward pass has two products for each of the forward pass;
-    four times where it computes the forward pass again.
+    operation an entry: about 5 for softmax, 8 for LayerNorm, 8 for GELU.
     """
     if isinstance(variant, ResNet):
         root = stem_flops(variant.units, variant.width, channels, image_size)
         features = 4 * variant.width * 2 ** (len(variant.units) - 1)
-        return root + 2 * features * classes + classes
-    stem = 0
+        return {"convolutions": root, "head": 2 * features * classes + classes}
+    parts = {}
     if variant.stem is not None:
-        stem = stem_flops(variant.stem, variant.stem_width, channels, image_size)
+        parts["convolutions"] = stem_flops(variant.stem, variant.stem_width, channels, image_size)
         channels = feature_channels(variant)
     d, m, h = variant.width, variant.mlp, variant.heads
     n = tokens(variant, image_size, class_token=class_token)
     patches = n - class_token
-    embedding = stem + 2 * patches * prod(pair(variant.patch)) * channels * d + patches * d
+    parts["embedding"] = 2 * patches * prod(pair(variant.patch)) * channels * d + patches * d
+    parts["embedding"] += n * d  # the positions
     projections = 2 * n * d * (4 * d) + n * 5 * d
     products = 2 * (2 * n * n * d)
-    mlp = 2 * (2 * n * d * m) + n * (m + d)
-    elementwise = 5 * h * n * n + 8 * n * m + 2 * 8 * n * d + 2 * n * d
-    head = 2 * d * classes + classes
-    blocks = variant.blocks * (projections + products + mlp + elementwise)
-    return embedding + n * d + blocks + 8 * n * d + head
+    parts["attention"] = variant.blocks * (projections + products + 5 * h * n * n)
+    parts["MLP"] = variant.blocks * (2 * (2 * n * d * m) + n * (m + d) + 8 * n * m)
+    # What is added to the residual stream counts with the norms.
+    parts["norms"] = variant.blocks * (2 * 8 * n * d + 2 * n * d) + 8 * n * d
+    return parts | {"head": 2 * d * classes + classes}

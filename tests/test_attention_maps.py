@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from minivit import in_numpy, params, variants
 from minivit.attention_maps import (
     attention_distance,
+    gradient_rollout,
     main_filters,
+    of_blocks,
     on_the_grid,
     patch_distances,
     position_similarity,
@@ -138,3 +140,59 @@ def test_main_filters():
     flat = found.reshape(6, -1)
     np.testing.assert_allclose(flat @ flat.T, np.eye(6), atol=1e-12)
     np.testing.assert_allclose(main_filters(-kernel, 1)[0], found[0], atol=1e-6)
+
+
+def test_gradient_of_attention():
+    """What `back` says of each weight is what a change of that weight alone does."""
+    sizes = variants.Variant("s", 4, 8, 8, 2, 1)
+    p = params.initialise(sizes, 0, image_size=8, channels=1)["Transformer"]["encoderblock_0"]
+    p = params.tree_map(lambda x: RNG.normal(size=x.shape), p["MultiHeadDotProductAttention_1"])
+    x, dy, out = RNG.standard_normal((2, 3, 8)), RNG.standard_normal((2, 3, 8)), {}
+    _, back = in_numpy.attention(p, x, out=out)
+    back(dy)
+    value = np.einsum("bnd,dhk->bhnk", x, p["value"]["kernel"]) + p["value"]["bias"][:, None]
+
+    def result(weights):  # [B, H, N, N] -> number
+        mixed = np.einsum("bhqn,bhnk->bqhk", weights, value)
+        return (np.einsum("bqhk,hkd->bqd", mixed, p["out"]["kernel"]) * dy).sum()
+
+    # Linear in the weights, so a difference is exact up to rounding.
+    for place in np.ndindex(out["attention"].shape):
+        moved = out["attention"].copy()
+        moved[place] += 1
+        slope = result(moved) - result(out["attention"])
+        np.testing.assert_allclose(out["attention_gradient"][place], slope, atol=1e-11)
+
+
+def test_model_says_every_block_s_gradient():
+    """Stacked in the order of the blocks; without `out` nothing is kept."""
+    p = params.initialise(variants.Variant("s", 4, 8, 8, 2, 3), 0, image_size=8, channels=1)
+    p["head"]["kernel"] = RNG.standard_normal(p["head"]["kernel"].shape)
+    out = {}
+    scores, back = in_numpy.vit(p, RNG.standard_normal((2, 8, 8, 1)), out=out)
+    weights = of_blocks(out)
+    assert weights.shape == (2, 3, 2, 5, 5)
+    np.testing.assert_array_equal(weights[:, 2], out["block2_attention"])
+    back(RNG.standard_normal(scores.shape))
+    gradient = of_blocks(out, "attention_gradient")
+    np.testing.assert_array_equal(gradient[:, 0], out["block0_attention_gradient"])
+    # The class token alone is read: nobody else's row matters in the last block.
+    assert (gradient[:, 2, :, 1:] == 0).all()
+    assert (gradient[:, 2, :, 0] != 0).any()
+
+
+@given(st.integers(1, 4), st.integers(0, 99))
+def test_gradient_rollout(depth, seed):
+    """Rows sum to one; what speaks against the class counts nothing, and no head comes first."""
+    rng = np.random.default_rng(seed)
+    weights, _ = in_numpy.softmax(rng.standard_normal((2, depth, 3, 5, 5)))
+    gradient = rng.standard_normal(weights.shape)
+    flow = gradient_rollout(weights, gradient)
+    np.testing.assert_allclose(flow.sum(-1), 1, rtol=1e-12)
+    assert (flow >= 0).all()
+    order = rng.permutation(3)
+    again = gradient_rollout(weights[:, :, order], gradient[:, :, order])
+    np.testing.assert_allclose(again, flow, rtol=1e-12)
+    still = gradient_rollout(weights, -np.abs(gradient))
+    np.testing.assert_array_equal(still, np.broadcast_to(np.eye(5), still.shape))
+    np.testing.assert_allclose(gradient_rollout(weights, np.ones_like(weights)), rollout(weights))

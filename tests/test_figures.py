@@ -4,8 +4,11 @@ import io
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from minivit import figures
+from minivit import architecture, checkpoint, figures, params, variants
+from minivit.figures.__main__ import main as figures_command
+from minivit.shapes import pair
 
 
 def texts(figure):
@@ -118,3 +121,129 @@ def test_ratios():
     bars = figure.get_axes()[0].patches
     assert [bar.get_width() for bar in bars] == [1.0, 1.5]
     assert bars[0].get_facecolor() != bars[1].get_facecolor()
+
+
+def test_bars():
+    """A bar and its number for each name, the first on top; what is too small to see says so."""
+    figure = figures.bars(
+        {"a": {"x": 2000.0, "y": -500.0, "z": 0.1}, "b": {"x": 1, "y": 2, "z": 3}}
+    )
+    left, right = figure.get_axes()
+    assert (left.get_xlabel(), right.get_xlabel()) == ("a", "b")
+    assert [bar.get_width() for bar in left.patches] == [2000.0, -500.0, 0.1]
+    assert [t.get_text().strip() for t in left.texts] == ["2e+03", "-500", "≈ 0"]
+    assert left.yaxis_inverted()
+
+
+def test_filters():
+    """Zero is mid-grey, the largest entry black or white; an empty filter is no fault."""
+    kernels = np.zeros((3, 2, 2, 1))
+    kernels[0, 0, 0], kernels[1, 1, 1] = 4.0, -0.1
+    figure = figures.filters(kernels, columns=2)
+    shown = [axes.images[0].get_array() for axes in figure.get_axes() if axes.images]
+    assert [s.ravel().tolist() for s in shown] == [
+        [255, 128, 128, 128],
+        [128, 128, 128, 0],
+        4 * [128],
+    ]
+    with pytest.raises(ValueError, match="filters of 5 channels are no pictures"):
+        figures.filters(np.zeros((1, 2, 2, 5)))
+
+
+def test_positions_and_heads_are_tiles():
+    """Each map is at its place, also on grids that are no squares; gaps between are empty."""
+    rng = np.random.default_rng(0)
+    likeness = rng.uniform(-1, 1, (2, 3, 2, 3))
+    figure = figures.positions([likeness, likeness], ["before", "after"])
+    assert titles(figure)[:2] == ["before", "after"]
+    tiles = figure.get_axes()[0].images[0].get_array().filled(np.nan)
+    assert tiles.shape == (2 * 3 - 1, 3 * 4 - 1)
+    np.testing.assert_array_equal(tiles[3:5, 8:11], likeness[1, 2])
+    assert np.isnan(tiles[2]).all()
+    weights = rng.random((4, 2, 2, 3))
+    weights[0, 0] = 0  # a head that looks at the class token alone
+    figure = figures.heads(weights)
+    tiles = figure.get_axes()[0].images[0].get_array().filled(np.nan)
+    np.testing.assert_allclose(tiles[9:11, 4:7], weights[3, 1] / weights[3, 1].max())
+    assert (tiles[:2, :3] == 0).all()
+    assert [t.get_text() for t in figure.get_axes()[0].get_yticklabels()] == list("1234")
+
+
+def test_distances():
+    distance = np.arange(12.0).reshape(2, 3, 2)  # two images, three blocks, two heads
+    (axes,) = figures.distances(distance, 4.0).get_axes()
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), distance.mean(0)[:, 0])
+    np.testing.assert_allclose(axes.lines[2].get_ydata(), distance.mean((0, 2)))
+    assert axes.get_ylabel() == "mean attention distance (pixels)"
+    assert axes.get_ylim()[0] == 0
+
+
+def test_overlays():
+    """A row for an image, a column for a map, under their names."""
+    images = np.zeros((2, 4, 6, 3), np.uint8)
+    figure = figures.overlays(images, {"mean": np.ones((2, 2, 3)), "max": np.ones((2, 2, 3))}, "ab")
+    axes = figure.get_axes()
+    assert [a.get_title() for a in axes[:3]] == ["image", "mean", "max"]
+    assert [axes[i].get_ylabel() for i in (0, 3)] == ["a", "b"]
+    assert tuple(axes[1].images[1].get_extent()) == (-0.5, 5.5, 3.5, -0.5)
+
+
+def small(tmp_path, name, **options):  # -> path, parameters
+    """A checkpoint of two blocks, or of another model, beside a picture of 8x12."""
+    sizes = variants.parse(name) if isinstance(name, str) else name
+    p = params.initialise(sizes, 0, **{"image_size": (8, 12), "classes": 3} | options)
+    path = checkpoint.save(tmp_path / "model.npz", p)
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    return path, p
+
+
+TWO_BLOCKS = variants.Variant("small", (4, 3), 8, 8, 2, 2)
+WEIGHTS = {"parts", "filters", "positions"}
+LOOKS = {"patches-1", "heads-1", "distance", "rollout"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        (TWO_BLOCKS, {}, WEIGHTS | LOOKS),
+        (TWO_BLOCKS, {"class_token": False}, WEIGHTS | LOOKS),
+        (TWO_BLOCKS, {"class_token": False, "positions": False}, {"parts", "filters"} | LOOKS),
+        (TWO_BLOCKS, {"channels": 1}, WEIGHTS | LOOKS),
+        ("tiny-hybrid", {"image_size": (28, 20)}, (WEIGHTS | LOOKS) - {"patches-1"}),
+        ("tiny-resnet", {"image_size": 28}, {"parts", "filters"}),
+    ],
+)
+def test_command(tmp_path, name, options, expected, capsys):
+    """Every figure that the model can have, for grids and patches that are no squares."""
+    path, p = small(tmp_path, name, **options)
+    size = options.get("image_size", (8, 12))
+    grid = architecture.token_grid(p, size)
+    size = "x".join(map(str, pair(size)))
+    given = ["--images", str(tmp_path / "picture.png"), "--output", str(tmp_path / "out")]
+    given += ["--image-size", size]
+    if "posembed_input" in p.get("Transformer", {}):
+        given += ["--old-grid", "x".join(map(str, grid))]
+    assert figures_command(["--checkpoint", str(path), *given]) == 0
+    assert {file.stem for file in (tmp_path / "out").iterdir()} == expected
+    said = capsys.readouterr().out
+    assert ("no attention" in said) == (name == "tiny-resnet")
+    assert ("no positions" in said) == ("positions" not in expected)
+    for file in (tmp_path / "out").iterdir():
+        assert np.asarray(Image.open(file)).std() > 0
+
+
+def test_command_without_a_head_and_mistakes(tmp_path, capsys):
+    """A masked model has no class to ask for; a broken picture is named and the rest is drawn."""
+    path, p = small(tmp_path, TWO_BLOCKS)
+    checkpoint.save(path, {name: part for name, part in p.items() if name != "head"})
+    (tmp_path / "broken.png").write_bytes(b"none")
+    given = ["--checkpoint", str(path), "--old-grid", "2x4", "--output", str(tmp_path / "out")]
+    pictures = [str(tmp_path / name) for name in ("broken.png", "picture.png")]
+    assert figures_command([*given, "--images", *pictures]) == 1
+    assert "broken.png is not a picture" in capsys.readouterr().err
+    assert (tmp_path / "out" / "rollout.png").exists()
+    assert figures_command([*given, "--images", str(tmp_path / "none.png")]) == 2
+    assert "none of the pictures could be read" in capsys.readouterr().err
+    assert figures_command([*given, "--crop", "2"]) == 2
+    assert "--crop is 2.0" in capsys.readouterr().err

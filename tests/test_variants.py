@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minivit import in_jax, params, variants
+from minivit import architecture, in_jax, params, variants
 from minivit.params import flatten
 
 # vit_jax/models_test.py, 1000 classes at 224 pixels.
@@ -155,3 +155,26 @@ def test_operations_against_xla(name, size, channels, classes):
     counted = jax.jit(in_jax.model).lower(p, images).cost_analysis()["flops"] / 4
     formula = variants.forward_flops(variant, size, channels=channels, classes=classes)
     assert formula == pytest.approx(counted, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["tiny", "B/16", "tiny-hybrid", "R+Ti/16", "tiny-resnet"])
+def test_parts_are_the_whole(name):
+    """Every array belongs to one part, and every part has operations."""
+    variant = variants.parse(name)
+    size, more = 28 if "tiny" in name else 224, {"representation": 5} if name == "tiny" else {}
+    flat = params.flatten(params.initialise(variant, 0, image_size=size, **more))
+    found = architecture.parameters_by_part(flat)
+    assert sum(found.values()) == params.count(flat)
+    assert set(found) == set(variants.flops_by_part(variant, size))
+    assert list(found) == [part for part in architecture.PARTS if part in found]
+
+
+def test_parts_of_b16():
+    """By hand: 12 blocks of 4 (D^2 + D), and of 2 D M + M + D."""
+    flat = params.flatten(params.initialise(variants.parse("B/16"), 0))
+    found = architecture.parameters_by_part(flat)
+    assert found["attention"] == 12 * 4 * (768**2 + 768)
+    assert found["MLP"] == 12 * (2 * 768 * 3072 + 3072 + 768)
+    assert found["head"] == 768 * 1000 + 1000
+    assert found["norms"] == 25 * 2 * 768
+    assert found["embedding"] == 768 * 768 + 768 + 768 + 197 * 768

@@ -62,6 +62,8 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, whole=None, **o
         x = scan_blocks(p["encoderblock"], x, rng=rng_blocks, whole=whole, **options)
     for i, key in enumerate(split(rng_blocks, depth(p))):
         inside = None if out is None else {}
+        # Or XLA fuses the residual stream through all blocks and computes its sums again and again.
+        x = jax.lax.optimization_barrier(x)
         x = encoder_block(p[f"encoderblock_{i}"], x, rng=key, out=inside, **options)
         if out is not None:
             out[f"block{i}"] = x

@@ -52,7 +52,8 @@ def attention(p, x, *, out=None):  # [B, N, D] -> [B, N, D]
     """Every token looks at all tokens, H times in parallel (eqs. 5 to 8).
 
     The three projections are one matrix product with their kernels side by side. A dictionary
-    `out` receives the weights as "attention", [B, H, N, N].
+    `out` receives the weights as "attention", [B, H, N, N], and from `back` their gradient as
+    "attention_gradient".
     """
     batch, tokens, _ = x.shape
     heads, head_width = p["query"]["bias"].shape
@@ -70,7 +71,10 @@ def attention(p, x, *, out=None):  # [B, N, D] -> [B, N, D]
     def back(dy):
         dp = {}
         dp["out"], dmerged = back_out(dy)
-        dqkv = np.stack(back_mixed(split_heads(dmerged, heads))).transpose(1, 3, 0, 2, 4)
+        dmixed = split_heads(dmerged, heads)
+        if out is not None:
+            out["attention_gradient"] = dmixed @ v.swapaxes(-1, -2)
+        dqkv = np.stack(back_mixed(dmixed)).transpose(1, 3, 0, 2, 4)
         djoined, dx = back_qkv(dqkv.reshape(qkv.shape))
         for i, name in enumerate(PROJECTIONS):
             dp[name] = {"kernel": djoined["kernel"][:, i], "bias": djoined["bias"][i]}

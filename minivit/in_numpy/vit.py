@@ -41,7 +41,7 @@ def encoder_block(p, x, *, gelu_form="tanh", epsilon=1e-6, rate=0.0, rng=None, o
 def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
     # [B, N, D] -> [B, N, D]
     """Add positions, apply the blocks in the order of their numbers, normalise."""
-    backs = []
+    backs, seen = [], []
     if "posembed_input" in p:
         x, back_positions = add_positions(p["posembed_input"], x)
     x, back_drop = dropout(x, rate, rng)
@@ -53,6 +53,7 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
             p[f"encoderblock_{i}"], x, epsilon=epsilon, rate=rate, rng=rng, out=inside, **options
         )
         backs.append(back_block)
+        seen.append(inside)
         if out is not None:
             out[f"block{i}"] = x
             out |= {f"block{i}_{name}": value for name, value in inside.items()}
@@ -63,6 +64,8 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
         dp["encoder_norm"], dx = back_norm(dy)
         for i in reversed(range(len(backs))):
             dp[f"encoderblock_{i}"], dx = backs[i](dx)
+            if out is not None:
+                out[f"block{i}_attention_gradient"] = seen[i]["attention_gradient"]
         dx = back_drop(dx)
         if "posembed_input" in p:
             dp["posembed_input"], dx = back_positions(dx)
@@ -96,7 +99,8 @@ def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C]
     result is the features [B, D].
     Options: gelu_form "tanh" or "erf"; epsilon of LayerNorm; rate and rng of dropout.
     A dictionary `out` receives the intermediates by name: patch_embedding, tokens,
-    block{i} and its _ln1, _attention, _mha, _ln2, _mlp, then encoded, pre_logits, logits.
+    block{i} and its _ln1, _attention, _mha, _ln2, _mlp, then encoded, pre_logits, logits; and from
+    `back` block{i}_attention_gradient.
     """
     grid, back_embed = embed(p, images, out)
     x = grid.reshape(len(grid), -1, grid.shape[-1])

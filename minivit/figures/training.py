@@ -1,7 +1,9 @@
-"""One function a figure: arrays in, a matplotlib Figure out. No window, no global state."""
+"""How training went, and what came of it."""
 
 import numpy as np
 from matplotlib.figure import Figure
+
+from .basic import show
 
 
 def curves(rows, unit="nats"):  # the rows of numbers that train.py collects -> Figure
@@ -45,27 +47,6 @@ def examples(images, labels, predictions, classes, columns=10):
     return figure
 
 
-def attention(images, maps, titles, columns=4):  # [B, height, width, C], [B, h, w] -> Figure
-    """Each image beside itself under its attention; bright is where the model looks."""
-    images, maps, titles = images[:32], maps[:32], titles[:32]
-    columns = min(columns, len(images))
-    rows = -(-len(images) // columns)
-    figure = Figure(figsize=(4 * columns, 2.3 * rows), layout="constrained")
-    grid = figure.subplots(rows, 2 * columns, squeeze=False).ravel()
-    for axes in grid:
-        axes.axis("off")
-    for i, (image, weights, title) in enumerate(zip(images, maps, titles, strict=True)):
-        height, width = image.shape[:2]
-        for axes in (left := grid[2 * i], right := grid[2 * i + 1]):
-            show(axes, image)
-        left.set_title(title, fontsize=8)
-        right.imshow(
-            weights, cmap="inferno", alpha=0.65, extent=(-0.5, width - 0.5, height - 0.5, -0.5)
-        )
-        right.set_title(f"up to {weights.max():.0%} a patch", fontsize=8)
-    return figure
-
-
 def mosaic(views, titles=("input", "corrupted", "predicted", "target")):
     # 4 x [B, height, width, C] -> Figure
     """One image a column, the views of `masking.mosaic` below each other."""
@@ -99,71 +80,17 @@ def confusion(counts, classes):  # [true, predicted] -> Figure
     return figure
 
 
-def gallery(images, titles):  # list of [height, width, C] -> Figure
-    """Pictures side by side."""
-    figure = Figure(figsize=(2.4 * len(images), 2.7), layout="constrained")
-    row = figure.subplots(1, len(images), squeeze=False)[0]
-    for axes, image, title in zip(row, images, titles, strict=True):
-        show(axes, image)
-        axes.set_title(title, fontsize=10)
-    return figure
-
-
-def show(axes, image):
-    """One picture without ticks; grey where it has one channel."""
-    grey = image.shape[-1] == 1
-    axes.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None, vmin=0, vmax=255)
-    axes.set(xticks=[], yticks=[])
-
-
-def patches(image, patch):  # [height, width, C], P -> Figure
-    """The grid of patches on the image, and below it the same patches as a row."""
-    height, width, _ = image.shape
-    rows, columns = height // patch, width // patch
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    whole, row = figure.subfigures(2, 1, height_ratios=(4, 1))
-    axes = whole.subplots()
-    show(axes, image)
-    for i in range(1, rows):
-        axes.axhline(i * patch - 0.5, color="crimson", lw=1)
-    for i in range(1, columns):
-        axes.axvline(i * patch - 0.5, color="crimson", lw=1)
-    axes.set_title(f"{height}x{width} pixels, {rows * columns} patches of {patch}x{patch}")
-    for n, axes in enumerate(row.subplots(1, rows * columns, squeeze=False)[0]):
-        y, x = divmod(n, columns)
-        show(axes, image[y * patch : (y + 1) * patch, x * patch : (x + 1) * patch])
-        axes.set_title(n, fontsize=8)
-    return figure
-
-
-def matrices(arrays, titles, columns, rows):  # list of [N, M] -> Figure
-    """Small matrices as colours, with their numbers."""
-    figure = Figure(figsize=(4.2 * len(arrays), 3.6), layout="constrained")
-    row = figure.subplots(1, len(arrays), squeeze=False)[0]
-    for axes, array, title in zip(row, arrays, titles, strict=True):
-        image = axes.imshow(array, cmap="viridis")
-        for (i, j), value in np.ndenumerate(array):
-            dark = value < (array.min() + array.max()) / 2
-            color = "white" if dark else "black"
-            axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
-        axes.set(title=title, xlabel=columns, ylabel=rows)
-        figure.colorbar(image, shrink=0.8)
-    return figure
-
-
-def lines(x, series, xlabel, ylabel, *, log_x=False, level=None):  # {name: values} -> Figure
-    """Curves over the same places; `level` is a dotted line to compare with."""
-    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
+def data_sizes(results, sizes):  # {family: {images: accuracies of the seeds}} -> Figure
+    """Test accuracy against the number of training images: the mean, and its deviation as a bar."""
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.subplots()
-    for name, values in series.items():
-        axes.plot(x, values, "o-", label=name)
-    if level is not None:
-        axes.axhline(level, color="black", lw=0.8, ls=":")
-    if log_x:
-        axes.set_xscale("log")
-        axes.set_xticks(x, [str(n) for n in x])
-        axes.minorticks_off()
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+    for family, by_size in results.items():
+        values = [100 * np.asarray(by_size[size]) for size in sizes]
+        means, deviations = [v.mean() for v in values], [v.std() for v in values]
+        axes.errorbar(sizes, means, deviations, marker="o", capsize=3, label=family)
+    axes.set(xscale="log", xlabel="training images", ylabel="% of test images right")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+    axes.minorticks_off()
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     return figure
@@ -188,20 +115,4 @@ def ratios(rows):  # the rows of `minivit.bench` -> Figure
         axes.axvline(1, color="black", lw=0.8, ls=":")
         axes.set_title(f"{config}, {'training step' if what == 'train' else 'forward pass'}")
         axes.set_xlabel("times the reference's speed")
-    return figure
-
-
-def data_sizes(results, sizes):  # {family: {images: accuracies of the seeds}} -> Figure
-    """Test accuracy against the number of training images: the mean, and its deviation as a bar."""
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for family, by_size in results.items():
-        values = [100 * np.asarray(by_size[size]) for size in sizes]
-        means, deviations = [v.mean() for v in values], [v.std() for v in values]
-        axes.errorbar(sizes, means, deviations, marker="o", capsize=3, label=family)
-    axes.set(xscale="log", xlabel="training images", ylabel="% of test images right")
-    axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    axes.grid(alpha=0.3)
     return figure

@@ -1,0 +1,130 @@
+"""What a model learned: its filters, its positions, and where it looks."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from .basic import show
+
+
+def overlay(axes, image, weights):
+    """A picture under a map of weights, each patch's weight over its pixels."""
+    height, width = image.shape[:2]
+    show(axes, image)
+    frame = (-0.5, width - 0.5, height - 0.5, -0.5)
+    axes.imshow(weights, cmap="inferno", alpha=0.65, extent=frame)
+
+
+def attention(images, maps, titles, columns=4):  # [B, height, width, C], [B, h, w] -> Figure
+    """Each image beside itself under its attention; bright is where the model looks."""
+    images, maps, titles = images[:32], maps[:32], titles[:32]
+    columns = min(columns, len(images))
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(4 * columns, 2.3 * rows), layout="constrained")
+    grid = figure.subplots(rows, 2 * columns, squeeze=False).ravel()
+    for axes in grid:
+        axes.axis("off")
+    for i, (image, weights, title) in enumerate(zip(images, maps, titles, strict=True)):
+        show(grid[2 * i], image)
+        grid[2 * i].set_title(title, fontsize=8)
+        overlay(grid[2 * i + 1], image, weights)
+        grid[2 * i + 1].set_title(f"up to {weights.max():.0%} a patch", fontsize=8)
+    return figure
+
+
+def overlays(images, maps, titles):  # [B, height, width, C], {name: [B, h, w]}, [B] -> Figure
+    """An image a row: as it is, then under each of the maps, to compare ways to look inside."""
+    columns = 1 + len(maps)
+    figure = Figure(figsize=(2.1 * columns, 2.2 * len(images) + 0.3), layout="constrained")
+    grid = figure.subplots(len(images), columns, squeeze=False)
+    for row, image, title, *each in zip(grid, images, titles, *maps.values(), strict=True):
+        show(row[0], image)
+        row[0].set_ylabel(title, fontsize=9)
+        for axes, weights in zip(row[1:], each, strict=True):
+            overlay(axes, image, weights)
+    for axes, name in zip(grid[0], ("image", *maps), strict=True):
+        axes.set_title(name, fontsize=9)
+    return figure
+
+
+def tiled(maps):  # [R, S, h, w] -> one picture, [R*(h+1) - 1, S*(w+1) - 1]
+    """Maps side by side, a gap of one cell between; one picture is drawn faster than R*S."""
+    rows, columns, h, w = maps.shape
+    framed = np.full((rows, columns, h + 1, w + 1), np.nan)
+    framed[:, :, :h, :w] = maps
+    return framed.swapaxes(1, 2).reshape(rows * (h + 1), columns * (w + 1))[:-1, :-1]
+
+
+def centres(count, side):
+    """Where the tiles' middles are."""
+    return [i * (side + 1) + (side - 1) / 2 for i in range(count)]
+
+
+def heads(maps):  # [L, H, h, w] -> Figure
+    """Where each head of each block looks; every map is scaled by its own largest weight."""
+    blocks, count, h, w = maps.shape
+    cell = min(1.4, 12 / max(count, blocks))
+    figure = Figure(figsize=(cell * count * w / h + 1.2, cell * blocks + 0.8), layout="constrained")
+    axes = figure.subplots()
+    largest = np.maximum(maps.max((2, 3), keepdims=True), np.finfo(float).tiny)
+    axes.imshow(tiled(maps / largest), cmap="inferno", vmin=0, vmax=1)
+    axes.set_xticks(centres(count, w), range(1, count + 1))
+    axes.set_yticks(centres(blocks, h), range(1, blocks + 1))
+    axes.set(xlabel="head", ylabel="block")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    return figure
+
+
+def filters(kernels, columns=8):  # [count, P, P, C] -> Figure
+    """Small kernels as pictures: 0 is mid-grey, each one's own largest entry black or white."""
+    count, channels = len(kernels), kernels.shape[-1]
+    if channels not in (1, 3):
+        raise ValueError(f"filters of {channels} channels are no pictures; 1 or 3 are")
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(1.1 * columns, 1.1 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes in grid[count:]:
+        axes.axis("off")
+    for axes, kernel in zip(grid, kernels, strict=False):
+        largest = np.abs(kernel).max() or 1
+        show(axes, 127.5 + 127.5 * (kernel / largest))
+    return figure
+
+
+def positions(likenesses, titles):  # list of [h, w, h, w] -> Figure
+    """How alike the position embeddings are: a small map for the patch at each place (Fig. 7)."""
+    figure = Figure(figsize=(4.4 * len(likenesses) + 0.6, 4.4), layout="constrained")
+    row = figure.subplots(1, len(likenesses), squeeze=False)[0]
+    for axes, likeness, title in zip(row, likenesses, titles, strict=True):
+        h, w = likeness.shape[:2]
+        image = axes.imshow(tiled(likeness), cmap="viridis", vmin=-1, vmax=1)
+        every = max(1, h // 7), max(1, w // 7)
+        axes.set_xticks(centres(w, w)[:: every[1]], range(1, w + 1, every[1]))
+        axes.set_yticks(centres(h, h)[:: every[0]], range(1, h + 1, every[0]))
+        axes.set(title=title, xlabel="column of the patch", ylabel="row of the patch")
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+    figure.colorbar(image, ax=row, label="cosine similarity", shrink=0.8)
+    return figure
+
+
+def distances(distance, uniform=None):  # pixels [L, H], or [B, L, H] -> Figure
+    """How far each head looks, by depth (Fig. 7, right); dotted: all patches weigh the same."""
+    distance = np.asarray(distance)
+    distance = distance.mean(0) if distance.ndim == 3 else distance
+    blocks, count = distance.shape
+    figure = Figure(figsize=(5.5, 3.4), layout="constrained")
+    axes = figure.subplots()
+    depth = np.arange(1, blocks + 1)
+    for head in range(count):
+        axes.plot(depth, distance[:, head], "o", ms=6, alpha=0.8)
+    axes.plot(depth, distance.mean(1), color="black", lw=1, label="mean of the heads")
+    if uniform is not None:
+        axes.axhline(uniform, color="black", lw=0.8, ls=":", label="all patches alike")
+    top = 1.1 * max(distance.max(), uniform or 0)
+    axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, top))
+    axes.set_xticks(depth[:: -(-blocks // 16)])
+    axes.legend(frameon=False)
+    axes.grid(alpha=0.3)
+    return figure
