@@ -158,13 +158,15 @@ WRONG = [
     ("attention", lambda q, k, v: attention(q, k, v, (q.shape[1] * q.shape[-1]) ** -0.5), "entry"),
     ("softmax_back", lambda a, da: a * (1 - a) * da, "entry"),  # the diagonal alone
     ("softmax_back", lambda a, da: a * da, "entry"),
-    ("softmax_back", lambda a, da: a * (da - (da * a).sum(-1)), "weights"),
+    ("softmax_back", lambda a, da: a * (da - (da * a).sum(-1)[:, None]), "it raised"),
+    ("softmax_back", lambda a, da: in_numpy.softmax(a), "return one array, not 2 things"),
+    ("softmax_back", lambda a, da: a * (da - (da * a).sum(1, keepdims=True)), "of shape [1]"),
     ("traced_once", lambda step: run_five(step, 1), "JAX traced 2 times"),
     ("traced_once", lambda step: step(1.0, 0.1), "the result is"),
     ("traced_once", lambda step: step(np.ones(3), 0.1), "it raised TypeError"),
-    ("shapes", ((2, 16, 49), (2, 16, 64), (2, 10)), "tokens are not [2, 16, 64]"),
-    ("shapes", ((2, 4, 4, 49), (2, 17, 64), (2, 10)), "patches are not [2, 4, 4, 49]"),
-    ("shapes", ((2, 16, 49), (2, 17, 64), (2, 17, 10)), "scores are not [2, 17, 10]"),
+    ("shapes", ((2, 16, 49), (2, 16, 64), (2, 10)), "tokens, their shape is not [2, 16, 64]"),
+    ("shapes", ((2, 4, 4, 49), (2, 17, 64), (2, 10)), "patches, their shape is not [2, 4, 4, 49]"),
+    ("shapes", ((2, 16, 49), (2, 17, 64), (2, 17, 10)), "scores, their shape is not [2, 17, 10]"),
     ("embed", channels_scrambled, "a kernel of [2, 2, 2, 1]"),
     ("embed", lambda k, b, x: embed(k, 0 * b, x), "entry"),
     ("embed", lambda k, b, x: embed(k.swapaxes(0, 1), b, x), "entry"),
@@ -178,8 +180,8 @@ WRONG = [
     ("encoder_block", lambda p, x: block(p, x, kept=False), "entry"),
     ("encoder_block", lambda p, x: block(p, block(p, x)), "entry"),
     ("parameter_count", lambda v: parameter_count(v, biases=False), "for ViT-B/16, it is 86"),
-    ("parameter_count", lambda v: parameter_count(v, tokens=0), "not 86567656"),
-    ("parameter_count", lambda v: parameter_count(v) + 1, "it is 86567657, not 86567656"),
+    ("parameter_count", lambda v: parameter_count(v, tokens=0), "but 86567656 is right"),
+    ("parameter_count", lambda v: parameter_count(v) + 1, "it is 86567657, but 86567656 is right"),
     ("adam", lambda *a: adam(*a, corrected=False), "after 1 step at rate 0.1"),
     ("adam", lambda p, g, m, s, t, r: adam(p, g, m, s, 1, r), "after 2 steps"),
     ("adam", lambda *a: adam(*a)[0], "return p, mean, square"),
@@ -189,10 +191,10 @@ WRONG = [
     ("attention_distance", lambda w, g, p: attention_distance(w, g, 1), "it is"),
     ("attention_distance", lambda w, g, p: attention_distance(w, g[::-1], p), "a grid of"),
     ("attention_distance", lambda w, g, p: attention_distance(w, g, p) * len(w), "a grid of"),
-    ("rollout", lambda a: rollout(a, keepdims=False), "for 1 blocks"),
+    ("rollout", lambda a: rollout(a, keepdims=False), "attention of shape [1"),
     ("rollout", lambda a: rollout(a, start=0.0), "entry"),
-    ("rollout", lambda a: rollout(a[::-1]), "for 2 blocks"),
-    ("rollout", lambda a: attention_maps.rollout(a[None])[0], "2 heads"),
+    ("rollout", lambda a: rollout(a[::-1]), "attention of shape [2"),
+    ("rollout", lambda a: attention_maps.rollout(a[None])[0], "attention of shape [1, 2"),
     ("resize_row", lambda v, n: resize_row(v, n, half=True), "from 2 positions to 4"),
     ("resize_row", lambda v, n: v[np.arange(n) * len(v) // n], "entry"),
     ("resize_row", lambda v, n: resize_row(v, n)[:-1], "its shape is"),
@@ -239,7 +241,30 @@ def test_wrong_answers_fail(name, wrong, words, capsys):
 def test_the_smallest_case_is_small(capsys):
     """One channel too many in the wrong order: two patches of two pixels are enough to see it."""
     checks.patchify(WRONG[0][1])
-    assert "for images of shape [1, 2, 4, 1] and patches of 2x2" in capsys.readouterr().out
+    assert (
+        "for images of shape [1, 2, 4, 1], numbered 0, 1, 2, …, and patches of 2x2"
+        in capsys.readouterr().out
+    )
+
+
+def test_what_is_said_of_an_exception(capsys):
+    """The case, and the line of the reader's own that raised."""
+
+    def unequal(images, p):
+        return patchify(images, p).reshape(5, 7)
+
+    assert not checks.patchify(unequal)
+    said = capsys.readouterr().out
+    assert "for images of shape [1, 1, 1, 1], numbered" in said
+    assert "it raised ValueError in `return patchify(images, p).reshape(5, 7)`: cannot" in said
+
+
+def test_what_is_said_of_close_and_strange_answers(capsys):
+    """Enough digits to differ; a type that is no number."""
+    assert not checks.softmax(lambda s: softmax(s) + 1e-8)
+    assert "is 1.00000001, but 1 is right" in capsys.readouterr().out
+    assert not checks.softmax(lambda s: "one")
+    assert "it is of type <U3, not numbers" in capsys.readouterr().out
 
 
 def test_every_check_is_tested():

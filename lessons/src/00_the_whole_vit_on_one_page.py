@@ -33,7 +33,7 @@ print(list(p), x.shape, x.min(), x.max())
 #
 # $$x \in \mathbb{R}^{H \times W \times C} \;\to\; x_p \in \mathbb{R}^{N \times P^2 C}$$
 #
-# 16 squares of 7x7 pixels, each one a row of 49 numbers (lesson 1).
+# N = HW / P² = 16 squares of P x P = 7x7 pixels in C = 1 channel, each one a row of 49 numbers (lesson 1).
 
 # %%
 patches = in_numpy.patchify(x, 7).reshape(1, 16, 49)
@@ -82,7 +82,7 @@ print("after four blocks", z.shape)
 #
 # $$y = \mathrm{LN}(z_L^0)$$
 #
-# A last product gives a score for each of ten classes, and softmax makes shares of them.
+# $z_L^0$ is the class token (number 0) after all L blocks. A last product gives a score for each of ten classes, and softmax makes shares of them.
 
 # %%
 y, _ = in_numpy.layer_norm(p["Transformer"]["encoder_norm"], z[:, 0])
@@ -111,7 +111,8 @@ print(f"right for {accuracy:.0%} of 1,000 pictures that it never saw")
 # %% [markdown]
 # ## Where does it look?
 #
-# In the last block, the class token's attention says which patches its answer was made from (lesson 9).
+# From which places does the class token read in the last block? (Its tokens are mixtures of all patches by then, so this is no
+# explanation yet: lesson 9.)
 
 # %%
 shown, maps = fashion.test_images[[6, 0, 2, 11]], {}
@@ -124,8 +125,8 @@ figures.attention(shown, seen, names, columns=2)
 # %% [markdown]
 # ## Exercise: three shapes
 #
-# Two pictures of 28x28 with one channel, patches of 7, tokens of 64 numbers with a class token, ten classes. Which
-# shapes have the patches as rows, the tokens in the encoder, and the scores? Tuples, without running anything.
+# Two pictures of 28x28 with one channel, patches of 7, tokens of 64 numbers with a class token, ten classes. Give the shapes of the
+# patches as rows of numbers, of the tokens in the encoder, and of the scores: three tuples, without running anything.
 
 # %%
 patches_shape = None  # your answer, such as (2, 28, 28, 1)
@@ -148,7 +149,7 @@ _ = checks.shapes((patches_shape, tokens_shape, scores_shape))
 #
 # - A picture becomes a row of patches, each patch a token, and every token keeps its length to the end.
 # - Attention exchanges between tokens, the MLP works on each alone, and both add to a stream that runs through.
-# - The class token's last value gives the scores; all of it is a few matrix products on a dictionary of arrays.
+# - The class token's last value gives the scores; all of it is mostly matrix products, on a dictionary of arrays.
 #
 # **In the paper.** The same steps (Figure 1), only larger: ViT-B/16 has 196 patches of 16x16x3 pixels, D = 768 and
 # twelve blocks, 86.6 million parameters; pre-trained on 303 million pictures the largest model, ViT-H/14, reaches 88.55 %

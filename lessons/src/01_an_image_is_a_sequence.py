@@ -26,17 +26,18 @@ from minivit.in_numpy import patchify, unpatchify
 fashion = datasets.load("fashion-mnist").test_images
 colour = datasets.load("shapes").test_images
 print("Fashion-MNIST", fashion.shape, fashion.dtype, "shapes", colour.shape, colour.dtype)
-boot, shape = fashion[0], colour[3]
+boot, drawing = fashion[0], colour[3]
 
 # %% [markdown]
-# A Transformer takes a *sequence*: N vectors of the same length. One pixel a token would make 784 tokens of a tiny
+# A Transformer takes a *sequence*: N vectors of the same length. One pixel for each element (each *token*) would make 784 tokens of a tiny
 # picture, and 50,176 of a photograph of 224x224, while attention compares every token with every other. So the
-# paper takes squares of P x P pixels. In the paper's words, an image is worth 16x16 words.
+# paper ("An Image is Worth 16x16 Words", Dosovitskiy et al. 2020, arXiv 2010.11929) takes squares of P x P pixels.
 #
 # ## The paper's equation (section 3.1)
 #
 # An image $x \in \mathbb{R}^{H \times W \times C}$ becomes $x_p \in \mathbb{R}^{N \times (P^2 C)}$ with
-# $N = HW / P^2$ patches. First with loops, exactly as it says:
+# $N = HW / P^2$ patches. (Code says `height` and `width`; H will be the heads.) The order is that of reading: patches from
+# left to right, then down; inside a patch rows, then columns, then channels. With loops:
 
 
 # %%
@@ -55,36 +56,50 @@ print(sequence.shape, "= 16 patches of 7 * 7 * 1 numbers")
 figures.patches(boot, 7)
 
 # %%
-figures.patches(shape, 8)
+figures.patches(drawing, 8)
 
 # %% [markdown]
-# ## Without a loop
+# ## Exercise 1: without a loop
 #
 # The loops only move numbers. The same in three steps: *split* both sides into (which patch, place in it), *swap* so
-# that the two "which patch" axes come first, *join*.
+# that the two "which patch" axes come first, *join*. Write it with `reshape` and `swapaxes` alone, for any batch,
+# height, width, patch size and number of channels. The check knows the answer in loops, tries many cases, and tells you
+# the smallest that goes wrong.
 
 
 # %%
-def patchify_fast(images, p):  # [B, height, width, C] -> [B, N, P*P*C]
-    batch, height, width, channels = images.shape
-    split = images.reshape(batch, height // p, p, width // p, p, channels)
-    swapped = split.swapaxes(2, 3)  # [B, rows, columns, P, P, C]
-    return swapped.reshape(batch, -1, p * p * channels)
+def my_patchify(images, p):  # [B, height, width, C] -> [B, N, P*P*C]
+    return None  # your answer
 
 
+_ = checks.patchify(my_patchify)  # it returns whether all was right; `_` keeps that out of sight
+
+# %% [markdown]
+# <details><summary>A solution</summary>
+#
+# ```python
+# def my_patchify(images, p):
+#     b, h, w, c = images.shape
+#     split = images.reshape(b, h // p, p, w // p, p, c)  # [B, rows, P, columns, P, C]
+#     return split.swapaxes(2, 3).reshape(b, -1, p * p * c)
+# ```
+# </details>
+#
+# The package's own `patchify` does that and keeps the grid, `[B, rows, columns, P*P*C]`. It gives the numbers of the loops:
+
+# %%
 for images, p in ((fashion[:4], 7), (fashion[:4], 4), (colour[:4], 8)):
     slowly = np.array([patchify_slowly(image, p) for image in images])
-    assert (patchify_fast(images, p) == slowly).all()
-    grid = patchify(images, p)  # minivit's own keeps the grid: [B, rows, columns, P*P*C]
+    grid = patchify(images, p)
     assert (grid.reshape(slowly.shape) == slowly).all()
-print("three ways, the same numbers")
+    print("grid", grid.shape, "as rows", slowly.shape)
 
 # %% [markdown]
 # ## And back
 #
 # Nothing was lost: `unpatchify` restores the image to the bit. But the row of patches alone does not say where each
-# was. Shuffled, it is the same *set* of patches, and attention, which treats its input as a set, could not tell the
-# two apart. That is why lesson 2 adds positions.
+# was. Shuffled, it is the same *set* of patches; attention (lesson 4) treats all tokens alike, and would only shuffle its
+# output with them. That is why lesson 2 adds positions.
 
 # %%
 grid = patchify(colour[3:4], 8)
@@ -94,7 +109,7 @@ assert (restored == colour[3:4]).all()
 order = np.random.default_rng(0).permutation(16)
 shuffled = grid.reshape(1, 16, -1)[:, order].reshape(grid.shape)
 jumbled = unpatchify(shuffled, 8)
-inverse = np.argsort(order)
+inverse = np.argsort(order)  # the permutation that undoes it
 again = shuffled.reshape(1, 16, -1)[:, inverse].reshape(grid.shape)
 assert (unpatchify(again, 8) == colour[3:4]).all()
 figures.gallery(
@@ -114,33 +129,10 @@ for side, channels, p in sizes:
     print(f"{side:5} {channels:9} {p:6} {n:7} {p * p * channels:16} {n * n:9}")
 
 # %% [markdown]
-# ## Exercise 1: patchify in one line
-#
-# Write it with `reshape` and `swapaxes` alone, for any batch, height, width, patch size and number of channels.
-# The check knows the answer in loops, tries many cases, and tells you the smallest that goes wrong.
-
-
-# %%
-def my_patchify(images, p):  # [B, height, width, C] -> [B, N, P*P*C]
-    return None  # your answer
-
-
-_ = checks.patchify(my_patchify)
-
-# %% [markdown]
-# <details><summary>A solution</summary>
-#
-# ```python
-# def my_patchify(images, p):
-#     b, h, w, c = images.shape
-#     return images.reshape(b, h // p, p, w // p, p, c).swapaxes(2, 3).reshape(b, -1, p * p * c)
-# ```
-# </details>
-#
 # ## Exercise 2: find the fault
 #
-# This one was published. It has the right shape, it trains, and it is wrong. What does it do to an image? Look at the
-# picture and at what the check says, then mend it.
+# A mistake that is easy to make: the right shape, it even trains, and it is wrong. What does it do to an image? Look at
+# the picture and at what the check says, and repair it until the check says right. (So in all lessons.)
 
 
 # %%
@@ -156,15 +148,15 @@ figures.gallery([colour[3], unpatchify(pieces, 8)[0]], ["the image", "its 'patch
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# Without the swap a "patch" is a run of P*P pixels in reading order, here two whole rows of the image: left and right
-# edge are together, and what lies a few pixels below is not.
+# Without the swap a "patch" is a run of P*P pixels in reading order: for this image, 32 pixels wide, and P = 8 two whole
+# rows. Its left and right edge are together; pixels two rows apart, which belong together, are in different "patches".
 # </details>
 #
 # ## Summary
 #
 # - An image becomes N = HW / P² vectors of P² C numbers: split, swap, join.
 # - Nothing is lost but the place of each patch; a Transformer must be told it.
-# - P sets the price: tokens grow with 1 / P², pairs with 1 / P⁴.
+# - P sets the cost: tokens grow with 1 / P², pairs with 1 / P⁴.
 #
 # **In the paper.** Images of 224x224 in patches of 16 are 196 tokens of 768 numbers; P = 32 makes 49, and the huge
 # model takes P = 14, that is 256. For fine-tuning at 384 the same patches make 576 tokens (lesson 10).

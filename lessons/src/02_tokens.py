@@ -2,7 +2,7 @@
 # # 2. Tokens: embedding, class token, positions
 #
 # **Goal.** Turn patches into tokens, as a product and as the convolution that other code calls it; add the class token
-# and the positions, and see what each is for. After this you can write the model's first layer and prove that order matters.
+# and the positions, and see what each is for. After this you can write the model's first layer and show that order matters.
 
 # %%
 # %matplotlib inline
@@ -24,7 +24,11 @@ print("kernel", kernel.shape, "bias", bias.shape)
 # %% [markdown]
 # ## One product
 #
-# The paper's equation 1 begins with $x_p^i E$: each patch, a row of $P^2 C$ numbers, times a matrix E of $P^2 C \times D$.
+# The paper's equation 1, for N patches $x_p^i$:
+#
+# $$z_0 = [x_\mathrm{class};\; x_p^1 E;\; \dots;\; x_p^N E] + E_\mathrm{pos}$$
+#
+# It begins with $x_p^i E$: each patch, a row of $P^2 C$ numbers, times a matrix E of $P^2 C \times D$ (the code adds a bias, as Conv layers do).
 # Every token is thus D answers to the question "how much of this pattern is in the patch?". The patterns are the
 # columns of E, which have the shape of a patch and can be looked at. Of a trained tiny model, 16 of 64:
 
@@ -32,8 +36,7 @@ print("kernel", kernel.shape, "bias", bias.shape)
 figures.filters(np.moveaxis(kernel, -1, 0)[:16])
 
 # %% [markdown]
-# Some are rough edges or blobs, and much of the noise that they began with is still there. (The paper's, from many more pictures, are
-# smooth waves: lesson 9.)
+# Nearly all of it is still the noise that they began with. (The paper's, from many more pictures, are smooth waves: lesson 9.)
 #
 # ## The same as a convolution
 #
@@ -146,8 +149,8 @@ figures.matrices(
 )
 
 # %% [markdown]
-# The alternative without training are sines and cosines of the row and of the column at several speeds (the paper's appendix D.4 finds
-# no gain from knowing two axes; big_vision uses such a table). Here the closeness of places can be seen at once:
+# An alternative that is not trained: sines and cosines of row and column at several speeds, as in later work (big_vision). The closeness
+# of places can be seen at once. (The paper's appendix D.4 tries a *learned* table for two axes, and gains nothing.)
 
 # %%
 fixed = in_numpy.sincos2d(8, 8, 64)
@@ -181,5 +184,5 @@ print("tokens", tokens.shape, "gradient of the class token", dcls.shape)
 # - Without positions a ViT sees a set of patches; a learned table, added once, makes it see a picture.
 # - The class token belongs to no patch, and collects what the head reads.
 #
-# **In the paper.** ViT-B/16 projects 768 numbers (16 * 16 * 3) to 768. Without positions it loses three points on ImageNet 5-shot (61.4 against 64.2 % with
-# a 1-D table, 64.0 with a 2-D one; Table 8): at the level of patches little order is needed to tell one class from another.
+# **In the paper.** ViT-B/16 projects 768 numbers (16 * 16 * 3) to 768. Without positions it loses three points on ImageNet 5-shot: 61.4 against
+# 64.2 % with a 1-D table (Table 8), a large gap, says D.4. Which *kind* of position hardly matters (2-D: 64.0 %), since 14x14 places are few.

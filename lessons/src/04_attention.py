@@ -27,7 +27,13 @@ rng = np.random.default_rng(3)
 #
 # $$[q, k, v] = z U_{qkv} \qquad A = \mathrm{softmax}(q k^\top / \sqrt{K}) \qquad \mathrm{SA}(z) = A v$$
 #
-# With loops, for five tokens and K = 4:
+# Here z are N tokens of D numbers, and $U_{qkv}$ three learned matrices $D \times K$ side by side (the code adds biases, which the
+# paper leaves out). Softmax turns a row of scores into weights that are positive and sum to one:
+#
+# $$\mathrm{softmax}(s)_j = \frac{e^{s_j}}{\sum_i e^{s_i}}$$
+#
+# Adding the same number to all scores changes nothing, since it cancels; so the largest is subtracted first, and no
+# exponential overflows. With loops, for five tokens and K = 4, with queries, keys and values drawn at random:
 
 # %%
 N, K = 5, 4
@@ -56,7 +62,7 @@ print("rows sum to", slow_weights.sum(1))
 
 # %%
 scores = q @ k.T / np.sqrt(K)
-weights, _ = softmax(scores)
+weights, _ = softmax(scores)  # the result, and the way back that lesson 5 is about
 mixed = weights @ v
 np.testing.assert_allclose(mixed, slow, atol=1e-12)
 np.testing.assert_allclose(weights, slow_weights, atol=1e-12)
@@ -65,9 +71,9 @@ figures.matrices([scores, weights], ["scores", "weights: rows sum to one"], "key
 # %% [markdown]
 # ## Why divide by √K
 #
-# The product of two random vectors of K numbers has deviation √K. Without the division, wider heads have larger
-# scores, softmax turns almost into a maximum, and its gradient dies. The entropy of a row tells: log N when all weights
-# are equal (dotted, for 50 keys), 0 when one key takes all.
+# The product of two random vectors of K numbers, of mean 0 and variance 1, has standard deviation √K. Without the
+# division wider heads have larger scores, softmax turns almost into a maximum, and its gradient becomes almost zero. The
+# entropy of a row, $-\sum_j a_j \log a_j$, tells: log N when all weights are equal (dotted: log 50), 0 when one key takes all.
 
 # %%
 widths, entropy = [1, 4, 16, 64, 256], {"divided by √K": [], "not divided": []}
@@ -75,7 +81,7 @@ for width in widths:
     a, b = rng.standard_normal((2, 200, 50, width))
     for name, scale in (("divided by √K", width**-0.5), ("not divided", 1.0)):
         w, _ = softmax(a @ b.swapaxes(1, 2) * scale)
-        entropy[name].append(-(w * np.log(w + 1e-30)).sum(-1).mean())
+        entropy[name].append(-(w * np.log(w + 1e-30)).sum(-1).mean())  # 0 log 0 counts as 0
 assert entropy["not divided"][-1] < 0.5 < 3 < entropy["divided by √K"][-1]
 figures.lines(
     widths, entropy, "head width K", "entropy of the weights (nats)", log_x=True, level=np.log(50)
@@ -87,27 +93,44 @@ figures.lines(
 # One softmax can only ask one question. So there are H heads; each projects all D features to queries, keys and values
 # of its own, of K = D / H numbers, and a last product mixes what the heads found (equation 8). In arrays a head is one
 # more batch axis: the projections of all heads `[B, N, H * K]` are read as `[B, N, H, K]` and turned to `[B, H, N, K]`.
+#
+# Equation 8 lays the heads' results side by side and multiplies by one matrix. That is the same as multiplying each head by
+# its own rows of the matrix and adding, as the loop below does. `scaled_dot_product` is the two products with softmax between.
 
 # %%
-p = params.initialise(variants.Variant("small", 4, 24, 48, 3, 1), 0, image_size=16, channels=1)
-p = p["Transformer"]["encoderblock_0"]["MultiHeadDotProductAttention_1"]
+H, D = 3, 24
+small = variants.Variant("small", patch=4, width=D, mlp=48, heads=H, blocks=1)
+p = params.initialise(small, 0, image_size=16, channels=1)
+p = p["Transformer"]["encoderblock_0"]["MultiHeadDotProductAttention_1"]  # the official names
 for name in ("query", "key", "value", "out"):
     print(name, p[name]["kernel"].shape)
 
-x = rng.standard_normal((2, N, 24))
+x = rng.standard_normal((2, N, D))
 y, _ = attention(p, x)
 
 
 def by_hand(p, x):  # [B, N, D] -> [B, N, D]
     heads = []
-    for h in range(3):
+    for h in range(H):
         q, k, v = (x @ p[n]["kernel"][:, h] + p[n]["bias"][h] for n in ("query", "key", "value"))
-        weights, _ = softmax(q @ k.swapaxes(1, 2) / np.sqrt(8))
+        weights, _ = softmax(q @ k.swapaxes(1, 2) / np.sqrt(D // H))
         heads.append(weights @ v @ p["out"]["kernel"][h])
     return sum(heads) + p["out"]["bias"]
 
 
-np.testing.assert_allclose(by_hand(p, x), y, atol=1e-6)  # the weights are float32
+def split_heads(part):  # query, key or value -> [B, H, N, K]
+    projected = x @ part["kernel"].reshape(D, D) + part["bias"].reshape(D)  # [B, N, H*K]
+    return projected.reshape(2, N, H, D // H).swapaxes(1, 2)
+
+
+q, k, v = (split_heads(p[name]) for name in ("query", "key", "value"))
+mixed, weights, _ = scaled_dot_product(q, k, v)
+joined = mixed.swapaxes(1, 2).reshape(2, N, D)  # the heads side by side again
+all_at_once = joined @ p["out"]["kernel"].reshape(D, D) + p["out"]["bias"]
+
+
+np.testing.assert_allclose(by_hand(p, x), y, atol=1e-6)  # the parameters are float32
+np.testing.assert_allclose(all_at_once, y, atol=1e-6)
 print("a loop over heads and all heads at once agree")
 
 # %% [markdown]
@@ -125,7 +148,7 @@ print("attention of the shuffled tokens is the shuffled attention")
 # %% [markdown]
 # ## Exercise 1: softmax
 #
-# Along the last axis, for any shape. Large scores are no excuse: `exp(1000)` is infinite.
+# Along the last axis, for any shape. It must also work for large scores, where `np.exp(1000)` overflows to infinity.
 
 
 # %%
@@ -168,7 +191,7 @@ _ = checks.attention(my_attention)
 #
 # ## Exercise 3: find the fault
 #
-# From a published NumPy ViT: it survives every test with one row of scores. What does the check say, and why?
+# Found in a ViT in NumPy on the web: it survives every test with one row of scores. What does the check say, and why?
 
 
 # %%
@@ -182,15 +205,8 @@ _ = checks.softmax(broken_softmax)
 # <details><summary>What is wrong</summary>
 #
 # The maximum is taken over the whole array, not over each row. A row whose scores all lie far below another row's
-# maximum underflows to zeros, and 0 / 0 is no number. `scaled_dot_product` of this package subtracts per row.
+# maximum underflows to zeros, and 0 / 0 gives `nan`. `scaled_dot_product` of this package subtracts per row.
 # </details>
-#
-# The package's own function takes all heads of all images at once and returns what they found, the weights, and the
-# way back (lesson 5):
-
-# %%
-every, weights, _ = scaled_dot_product(*rng.standard_normal((3, 2, 3, N, 8)))
-print(every.shape, weights.shape)
 
 # %% [markdown]
 # ## Summary

@@ -22,8 +22,8 @@ from minivit.params import flatten
 #
 # $$z' = \mathrm{MSA}(\mathrm{LN}(z)) + z \qquad z = \mathrm{MLP}(\mathrm{LN}(z')) + z'$$
 #
-# The token itself runs through all blocks untouched, as on a rail: the *residual stream*. A block reads a normalised copy and adds what
-# it found. The gradient runs back along the same rail, so even the first block of 32 learns.
+# The token itself runs through all blocks and is never replaced, only added to: the *residual stream*. A block reads a normalised copy and adds
+# what it found. The gradient runs back along the same stream, so even the first block of 32 learns.
 #
 # ## Exercise 1: the block
 #
@@ -54,7 +54,7 @@ _ = checks.encoder_block(my_block)
 #
 # ## Exercise 2: find the fault
 #
-# The Transformer of 2017 looked like this. What does it do to the residual stream?
+# The Transformer of 2017 looked like this. What does it do to the residual stream? Repair it.
 
 
 # %%
@@ -89,11 +89,12 @@ for name, array in flatten(tiny).items():
 # ## A checkpoint is a zip of arrays
 #
 # An `.npz` file holds each array under its name. So NumPy alone can open it, and saving is one line. (`checkpoint.load` also knows
-# the names of timm, Hugging Face and big_vision, and never unpickles.)
+# the names of timm, Hugging Face and big_vision, and never unpickles. One more entry, `minivit/settings`, keeps image size and class names.)
 
 # %%
 with np.load(Path.cwd().parent / "data" / "tiny.npz", allow_pickle=False) as file:
-    opened = {name: file[name] for name in file.files if not name.startswith("__")}
+    opened = {name: file[name] for name in file.files if name != "minivit/settings"}
+assert opened.keys() == flatten(tiny).keys()
 for name, array in flatten(tiny).items():
     np.testing.assert_array_equal(opened[name], array)
 with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +120,7 @@ for name in ("Ti/16", "S/16", "B/16", "L/16", "H/14"):
 # ## Where are they?
 #
 # A block has four matrices D x D in attention and two of D x M in its MLP: with M = 4 D that is $12 D^2$, two thirds of it MLP. Everything
-# outside the blocks is small, except for small models, whose embedding and head do not shrink as fast. Operations follow the parameters (each is used once for every token);
+# outside the blocks is small, except for small models, whose embedding and head do not shrink as fast. Operations follow the blocks' parameters (each is used once for every token; a multiplication and an addition count as two);
 # attention adds the products of tokens with tokens, which have no parameters.
 
 # %%
@@ -163,8 +164,8 @@ _ = checks.parameter_count(my_count)
 #
 # ## The stream grows
 #
-# Each block adds, nothing takes away. The length of a token, from its embedding through four blocks of the trained model, a mean over 500
-# pictures; beside it how long what the block added was. The last LayerNorm brings all lengths back to √D = 8.
+# Each block adds; what it adds could shorten a token, but here it hardly ever does. The length of a token, from its embedding through four blocks of the
+# trained model, a mean over 500 pictures. The last LayerNorm makes every length √D = 8 again, before its own scale and bias.
 
 # %%
 out = {}
@@ -191,5 +192,5 @@ figures.lines(range(5), stream, "after so many blocks", "length of a token")
 # - A block has about 12 D² parameters, two thirds of them in the MLP; depth and width make the size, resolution almost nothing.
 # - Names and shapes are all that a checkpoint needs; with the official names, official files open.
 #
-# **In the paper.** Table 1: ViT-Base 12 blocks, D = 768, 86 M parameters; Large 24, 1024, 307 M; Huge 32, 1280, 632 M. (Large has 304 M with a
-# head of 1,000 classes; the paper's number counts another.) Patch size is not a size of the model: B/16 and B/32 differ by 1.6 M.
+# **In the paper.** Table 1: ViT-Base 12 blocks, D = 768, 86 M parameters; Large 24, 1024, 307 M; Huge 32, 1280, 632 M. (L/16 has 304 M, L/32 306.5 M, with a head of
+# 1,000 classes.) Patch size is not a size of the model: B/16 and B/32 differ by 1.7 M.

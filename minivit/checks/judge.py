@@ -1,8 +1,10 @@
 """How a check finds the smallest case that goes wrong, and says it in words."""
 
+import traceback
+
 import numpy as np
 
-NOT_YET = "not yet. Replace `return None` in this cell by your answer."
+NOT_YET = "not yet. Put your answer in place of `None` (or is a `return` missing?)"
 
 
 def smallest(cases, fails):  # strategy, or a list with the simplest case first -> case
@@ -26,16 +28,21 @@ def smallest(cases, fails):  # strategy, or a list with the simplest case first 
 
 
 def checked(name, cases, judge):  # -> bool
-    """Try `judge(case)` on many cases; say in words what the smallest failing one shows."""
+    """Try the reader's function on many cases; say in words what the smallest failing one shows.
+
+    `judge(case)` returns the case in words, and a function that says what is wrong, or None.
+    """
     from hypothesis.errors import Flaky, NoSuchExample
 
     def fault(case):
+        words, tried = judge(case)
         try:
-            return judge(case)
+            wrong = tried()
         except NotImplementedError:
             raise
         except Exception as error:  # a reader's function may raise anything
-            return f"it raised {type(error).__name__}: {error}"
+            wrong = raised(error)
+        return wrong and f"{words}, {wrong}"
 
     try:
         case = smallest(cases, lambda case: fault(case) is not None)
@@ -52,10 +59,25 @@ def checked(name, cases, judge):  # -> bool
     return False
 
 
-def answer(result):
+def raised(error):  # -> words
+    """What was raised, and in which line of the reader's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here = [frame for frame in frames if "site-packages" not in frame.filename]
+    own = [frame for frame in here if frame.filename != __file__ and frame.name != "<lambda>"]
+    own = [frame for frame in own if not frame.filename.endswith(("pieces.py", "practice.py"))]
+    line = f" in `{own[-1].line}`" if own and own[-1].line else ""
+    return f"it raised {type(error).__name__}{line}: {error}"
+
+
+def answer(result):  # -> array
     """What a function returned; nothing means that it was not written yet."""
     if result is None:
         raise NotImplementedError
+    if isinstance(result, tuple):
+        raise TypeError(
+            f"return one array, not {len(result)} things (the package's own pieces return two: the "
+            "result and a function)"
+        )
     return np.asarray(result)
 
 
@@ -65,23 +87,45 @@ def answers(result, names):  # -> {name: array}
         raise NotImplementedError
     if not isinstance(result, (tuple, list)) or len(result) != len(names):
         raise TypeError(f"return {', '.join(names)}, in this order")
-    return {name: answer(part) for name, part in zip(names, result, strict=True)}
+    if any(part is None for part in result):
+        raise NotImplementedError
+    return {name: np.asarray(part) for name, part in zip(names, result, strict=True)}
 
 
 def difference(got, expected, tolerance=1e-9):  # -> words, or None where they agree
     """Shape first, then the first entry that differs."""
     expected = np.asarray(expected)
+    if got.dtype.kind not in "fiub":
+        return f"it is of type {got.dtype}, not numbers"
     if got.shape != expected.shape:
-        return f"its shape is {list(got.shape)}, not {list(expected.shape)}"
+        return f"its shape is {list(got.shape)}, but {list(expected.shape)} is right"
     close = np.isclose(got, expected, rtol=0, atol=tolerance)
     if close.all():
         return None
-    if not got.ndim:
-        return f"it is {got:.9g}, not {expected:.9g}"
     place = tuple(int(i) for i in np.argwhere(~close)[0])
-    return f"entry {list(place)} is {got[place]:.6g}, not {expected[place]:.6g}"
+    yours, right = got[place], expected[place]
+    whole = float(yours).is_integer() and float(right).is_integer()
+    digits = 15 if whole or f"{yours:.6g}" == f"{right:.6g}" else 6
+    entry = f"entry {list(place)}" if place else "it"
+    return f"{entry} is {yours:.{digits}g}, but {right:.{digits}g} is right"
+
+
+def compared(yours, given, expected, tolerance=1e-9):  # -> function: words or None
+    """Call a reader's function on copies of what is given, and compare with what is right."""
+
+    def tried():
+        copies = [each.copy() if isinstance(each, np.ndarray) else each for each in given]
+        with np.errstate(all="ignore"):
+            return difference(answer(yours(*copies)), expected, tolerance)
+
+    return tried
 
 
 def generator(seed):
     """Numbers that a case's seed decides."""
     return np.random.default_rng(seed)
+
+
+def small_numbers(seed, shape):
+    """Halves between -2 and 2, which can be followed by hand."""
+    return generator(seed).integers(-4, 5, shape) / 2

@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import attention_maps, masking, optim
 from ..in_numpy import softmax
-from .judge import answer, answers, checked, difference, generator
+from .judge import answer, answers, checked, compared, difference, generator
 
 
 def cosine(yours):
@@ -17,8 +17,8 @@ def cosine(yours):
         warmup, more, step = case
         total = warmup + more
         expected = optim.schedule(step, base=0.5, total=total, warmup=warmup)
-        wrong = difference(answer(yours(step, 0.5, warmup, total)), expected)
-        return wrong and f"in step {step} of {total}, {warmup} of them warm-up, {wrong}"
+        words = f"in step {step} of {total}, {warmup} of them warm-up, from a rate of 0.5"
+        return words, compared(yours, (step, 0.5, warmup, total), expected)
 
     return checked("cosine", st.tuples(*3 * [st.integers(1, 12)]), judge)
 
@@ -32,17 +32,19 @@ def adam(yours):
 
     def judge(case):
         steps, size, seed = case
-        p, *gradients = generator(seed).standard_normal((steps + 1, size))
-        mine, kept = p.copy(), {"mean": np.zeros(size), "square": np.zeros(size)}
-        tree, state = {"bias": p}, optim.start({"bias": p})
-        for step, g in enumerate(gradients, 1):
+        start, *gradients = generator(seed).standard_normal((steps + 1, size))
+        tree, state = {"bias": start}, optim.start({"bias": start})
+        for g in gradients:
             tree, state = optim.update(tree, {"bias": g}, state, 0.1)
-            given = (mine.copy(), g.copy(), kept["mean"].copy(), kept["square"].copy())
-            kept = answers(yours(*given, step, 0.1), ADAM)
-            mine = kept["p"]
-        wrong = difference(mine, tree["bias"], 1e-6)
-        times = f"{steps} step{'s' * (steps > 1)}"
-        return wrong and f"after {times} at rate 0.1, of the weights {wrong}"
+
+        def tried():
+            p, mean, square = start, np.zeros(size), np.zeros(size)
+            for step, g in enumerate(gradients, 1):
+                given = [each.copy() for each in (p, g, mean, square)]
+                p, mean, square = answers(yours(*given, step, 0.1), ADAM).values()
+            return difference(p, tree["bias"], 1e-6)
+
+        return f"for the weights after {steps} step{'s' * (steps > 1)} at rate 0.1", tried
 
     return checked("adam", st.tuples(*(st.integers(1, n) for n in (4, 3, 99))), judge)
 
@@ -51,7 +53,7 @@ def traced_once(yours):
     """Lesson 8: `yours(step)` runs some steps of a jitted function; it must be traced once."""
     import jax
 
-    def judge(_):
+    def tried():
         traces = []
 
         def body(x, rate):
@@ -61,12 +63,12 @@ def traced_once(yours):
         result = float(answer(yours(jax.jit(body))))
         expected = float(np.prod([1 - 0.1 / (i + 1) for i in range(5)], dtype="float32"))
         if abs(result - expected) > 1e-5:
-            return f"the result is {result:.5f}, not {expected:.5f}"
+            return f"the result is {result:.5f}, but {expected:.5f} is right"
         if len(traces) != 1:
             return f"the result is right, but JAX traced {len(traces)} times"
         return None
 
-    return checked("traced_once", [1], judge)
+    return checked("traced_once", [5], lambda steps: (f"in {steps} steps", tried))
 
 
 def distance_loops(weights, grid, patch):  # [N, N] -> pixels
@@ -88,12 +90,11 @@ def attention_distance(yours):
         scores = generator(seed).normal(scale=2, size=(rows * columns, rows * columns))
         weights, _ = softmax(scores)
         expected = distance_loops(weights, (rows, columns), patch)
-        wrong = difference(answer(yours(weights.copy(), (rows, columns), patch)), expected)
-        return wrong and f"for a grid of {rows}x{columns} patches of {patch} pixels, {wrong}"
+        words = f"for a grid of {rows}x{columns} patches of {patch} pixels"
+        return words, compared(yours, (weights, (rows, columns), patch), expected)
 
-    return checked(
-        "attention_distance", st.tuples(*(st.integers(1, n) for n in (3, 4, 3, 99))), judge
-    )
+    sides = st.tuples(*(st.integers(1, most) for most in (3, 4, 3, 99)))
+    return checked("attention_distance", sides, judge)
 
 
 def rollout(yours):
@@ -105,8 +106,9 @@ def rollout(yours):
         scores = generator(seed).normal(scale=2, size=(*shape, tokens, tokens))
         weights, _ = softmax(scores)
         expected = attention_maps.rollout(weights[None], "max")[0]
-        wrong = difference(answer(yours(weights.copy())), expected)
-        return wrong and f"for {shape[0]} blocks, {shape[1]} heads and {tokens} tokens, {wrong}"
+        return f"for attention of shape {list(weights.shape)}", compared(
+            yours, (weights,), expected
+        )
 
     return checked("rollout", st.tuples(*(st.integers(1, n) for n in (3, 2, 3, 99))), judge)
 
@@ -129,8 +131,8 @@ def resize_row(yours):
     def judge(case):
         old, new, seed = case
         values = generator(seed).standard_normal((old, 2))
-        wrong = difference(answer(yours(values.copy(), new)), resize_loops(values, new))
-        return wrong and f"from {old} positions to {new}, {wrong}"
+        words = f"from {old} positions to {new}"
+        return words, compared(yours, (values, new), resize_loops(values, new))
 
     return checked("resize_row", st.tuples(*(st.integers(2, n) for n in (6, 9, 99))), judge)
 
@@ -147,8 +149,7 @@ def mean_color(yours):
     def judge(pixels):
         patch = np.array(pixels, np.uint8).reshape(2, 2, 3)
         expected = masking.color_labels(patch[None], 2)[0, 0, 0]
-        wrong = difference(answer(yours(patch.copy())), expected, 0)
-        return wrong and f"for the pixels {patch.reshape(4, 3).tolist()}, {wrong}"
+        return f"for the pixels {patch.tolist()}", compared(yours, (patch,), expected, 0)
 
     return checked("mean_color", plain | mixed, judge)
 
@@ -173,13 +174,9 @@ def conv2d(yours):
     def judge(case):
         stride, height, width, channels, seed = case
         rng = generator(seed)
-        x, kernel = (
-            rng.standard_normal((height, width, channels)),
-            rng.standard_normal((3, 3, channels, 2)),
-        )
-        wrong = difference(
-            answer(yours(x.copy(), kernel.copy(), stride)), conv_loops(x, kernel, stride)
-        )
-        return wrong and f"for a picture of {list(x.shape)} and stride {stride}, {wrong}"
+        x = rng.standard_normal((height, width, channels))
+        kernel = rng.standard_normal((3, 3, channels, 2))
+        words = f"for a picture of shape {list(x.shape)} and stride {stride}"
+        return words, compared(yours, (x, kernel, stride), conv_loops(x, kernel, stride))
 
     return checked("conv2d", st.tuples(*(st.integers(1, n) for n in (2, 6, 6, 2, 99))), judge)
