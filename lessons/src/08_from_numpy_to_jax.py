@@ -154,9 +154,9 @@ print("norm of each image's gradient:", np.round(norms, 2))
 # ## scan: one block compiled, not twelve
 #
 # A Python loop over blocks is unrolled into the program. Stack the blocks' parameters on a leading axis instead, and
-# `jax.lax.scan` compiles one block. For L = 12 on a CPU that compiles in 2 seconds instead of 8, and since XLA can
-# no longer fuse the whole residual stream, it also runs faster. With `jax.checkpoint` the backward pass computes each
-# block again instead of keeping its insides: a sixth of the memory.
+# `jax.lax.scan` compiles one block. For L = 12 on a CPU that takes 2 seconds instead of 8. (Written out, there is a barrier
+# between the blocks: without it XLA fuses the whole residual stream, and computes its sums again and again.) With
+# `jax.checkpoint` the backward pass computes each block again instead of keeping its insides: a quarter of the memory.
 
 # %%
 stacked = stack_blocks(p)["Transformer"]
@@ -176,7 +176,7 @@ for blocks in (2, 4, 8):
 # ## What makes it fast on a CPU
 #
 # `python -m minivit.bench` runs both twins and other implementations in turns. This is what it measured on two
-# cores (`data/bench.csv`); 1 is timm, in PyTorch. The tiny model is ahead; Ti/16 is not: its products already run as
+# cores (`data/bench.csv`); 1 is timm, in PyTorch. The tiny model is ahead; Ti/16 and B/16 are not: Ti/16's products already run as
 # fast as the machine can, and a quarter of them is done twice, by the `checkpoint` from above.
 
 # %%
