@@ -287,7 +287,7 @@ def test_scanned_blocks_equal_the_loop():
         compare(tree_map(np.asarray, loop_back(dy)[0]), unstacked, 1e-12)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 7, 16])
+@pytest.mark.parametrize("chunk", [1, 3, 7, 16, 10**9])
 @pytest.mark.parametrize("p", [model(np.random.default_rng(3))], ids=["vit"])
 def test_chunked_attention(chunk, p):
     """Queries in chunks, whether these divide the seven tokens or not: value and gradient."""

@@ -138,7 +138,9 @@ def by_size(q, k, v, chunk):  # 3 x [B, H, N, K] -> [B, H, N, K]
     """By chunks where that was asked for, or else where there are many tokens."""
     if chunk is None:
         chunk = CHUNK if q.shape[-2] > MANY_TOKENS else 0
-    return chunked_dot_product(q, k, v, chunk) if chunk else scaled_dot_product(q, k, v)[0]
+    # A chunk that holds all queries would only be filled up with zeros.
+    few = 0 < chunk < q.shape[-2]
+    return chunked_dot_product(q, k, v, chunk) if few else scaled_dot_product(q, k, v)[0]
 
 
 def split_heads(x, heads):  # [B, N, H*K] -> [B, H, N, K]

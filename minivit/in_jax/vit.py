@@ -33,7 +33,7 @@ def scan_blocks(p, x, *, rng=None, whole=None, **options):  # [B, N, D] -> [B, N
 
     XLA then compiles one block instead of L, and does not fuse the whole residual chain into
     transposed copies. Rematerialised, the backward pass computes each block again instead of
-    storing its insides. On a CPU both make many or large blocks faster than the plain loop.
+    storing its insides. Which is faster depends on the sizes; `engine_jax` chooses.
     `whole` makes a block's parameters of what `p` has of them, where that is a device's share.
     """
 
