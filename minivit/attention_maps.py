@@ -45,9 +45,10 @@ def product(layers):  # [B, L, N, N] -> [B, N, N]
 def gradient_rollout(attention, gradient):  # 2 x [B, L, H, N, N] -> [B, N, N]
     """Rollout of what speaks for one class: each weight counts by its score's gradient.
 
-    Heads are fused as the mean of the positive part of weight times gradient (arXiv 2103.15679,
-    eq. 5), so that what speaks against the class counts nothing; then as in `rollout`. `gradient`
-    is what `in_numpy.vit` put into `out` when its `back` was given a one for that class.
+    Heads are fused as the mean of the positive part of weight times gradient (arXiv 2103.15679), so
+    that what speaks against the class counts nothing; then as in `rollout`, rows summing to one,
+    where that paper adds up without. `gradient` is what `in_numpy.vit` put into `out` when its
+    `back` was given a one for that class.
     """
     helpful = np.maximum(np.asarray(attention, np.float64) * gradient, 0)
     return product(rollout_layers(helpful))

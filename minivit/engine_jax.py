@@ -65,7 +65,11 @@ def token_count(params):  # -> N, or 0 where no position table says it
 
 
 def stacked(params):
-    """Many blocks, or such with many tokens, on a leading axis; few and small ones as they are."""
+    """Many blocks, or such with many tokens, on a leading axis; few and small ones by themselves.
+
+    So they are in states, whatever the arrangement of the run: it may go on with other devices.
+    """
+    params = unstack_blocks(params)
     blocks = depth(params.get("Transformer", {}))
     many = blocks >= SCAN_FROM or (blocks > 1 and token_count(params) > FEW_TOKENS)
     return stack_blocks(params) if many else params
@@ -161,20 +165,23 @@ class JaxEngine:
         # On CPUs a step's all-reduce holds a thread while it waits for the other devices; with a
         # second step in flight none may be left to run them, and XLA gives up ("may be stuck").
         self.wait = self.mesh.size > 1 and self.mesh.devices[0].platform == "cpu"
+        params, images = tree_map(np.asarray, params), batch_size // (accumulate * self.mesh.size)
         # Divided parameters are put together a block at a time, which only the scan does.
-        images = batch_size // (accumulate * self.mesh.size)
-        params = tree_map(np.asarray, params)
         self.arranged = unstack_blocks if shard == "data" and fits(params, images) else stacked
-        frozen, trained = split_frozen(self.arranged(params), freeze)
-        self.like, self.saved_like = shapes(trained), shapes(stacked(unstack_blocks(trained)))
-        self.layout = LAYOUTS[shard](self.like, self.mesh.size)
+        self.place(*split_frozen(self.arranged(params), freeze), LAYOUTS[shard])
+        self.build()
+
+    def place(self, frozen, trained, layout):
+        """The arrays, each where the layout has it."""
+        self.like = shapes(trained)
+        self.saved_like, self.saved_frozen = (shapes(stacked(tree)) for tree in (trained, frozen))
+        self.layout = layout(self.like, self.mesh.size)
         stored = self.layout.store(trained)
-        state = optim.start(stored, rule.get("rule", "adamw"), average=bool(keep))
+        state = optim.start(stored, self.rule.get("rule", "adamw"), average=bool(self.keep))
         self.specs = self.layout.specs(stored)
         self.state_specs = state_specs(self.layout, state, stored)
         self.params, self.state = self.put(stored, self.specs), self.put(state, self.state_specs)
         self.frozen = self.put(frozen, EVERYWHERE)
-        self.build()
 
     def build(self):
         """The programs: each is written for one device and runs on all."""
@@ -364,19 +371,17 @@ class JaxEngine:
         """All that the next step depends on, whatever the layout."""
 
         def packed(stored):
-            # Stacked or not is this run's business; the next may have other devices.
-            whole = isinstance(stored, dict)
-            return pack(stacked(unstack_blocks(self.layout.load(stored)))) if whole else stored
+            return pack(stacked(self.layout.load(stored))) if isinstance(stored, dict) else stored
 
         state = {name: packed(x) for name, x in self.host(self.state).items()}
-        weights, frozen = packed(self.host(self.params)), self.host(self.frozen)
+        weights, frozen = packed(self.host(self.params)), stacked(self.host(self.frozen))
         return {"weights": weights, "optimizer": state, "frozen": frozen}
 
     def state_shapes(self):  # -> tree of shapes
         """Those of `state_tree`, without asking any device."""
         packed = jax.eval_shape(pack, self.saved_like)
         state = {n: packed if isinstance(x, dict) else x for n, x in self.state.items()}
-        return {"weights": packed, "optimizer": state, "frozen": self.frozen}
+        return {"weights": packed, "optimizer": state, "frozen": self.saved_frozen}
 
     def load_state(self, tree):
         """Go on from what `state_tree` gave, to the bit."""
@@ -384,13 +389,12 @@ class JaxEngine:
         def stored(packed):
             if not isinstance(packed, dict):  # a number
                 return packed
-            tree = unstack_blocks(unpack(packed, self.saved_like))
-            return self.layout.store(self.arranged(tree))
+            return self.layout.store(self.arranged(unpack(packed, self.saved_like)))
 
         state = {name: stored(x) for name, x in tree["optimizer"].items()}
         self.params = self.put(stored(tree["weights"]), self.specs)
         self.state = self.put(state, self.state_specs)
-        self.frozen = self.put(tree.get("frozen", {}), EVERYWHERE)
+        self.frozen = self.put(self.arranged(tree.get("frozen", {})), EVERYWHERE)
 
     def restore(self, params):
         """Go back to what `snapshot` gave; the optimiser's moments stay."""

@@ -63,13 +63,22 @@ def read_model(args, head=True):  # -> parameters, description, image size
     """The model, ready for the size of image that was asked for; without `head` any will do."""
     if not 0 < args.crop <= 1:
         raise ValueError(f"--crop is {args.crop}; it must be above 0 and at most 1")
+    if args.heads is not None and args.heads < 1:
+        raise ValueError(f"--heads is {args.heads}; it must be at least 1")
     params, description = checkpoint.inspect(args.checkpoint, heads=args.heads, head=head)
+    if args.heads and description.get("heads", args.heads) != args.heads:
+        raise ValueError(
+            f"--heads {args.heads}: the shapes in {args.checkpoint} say {description['heads']}; "
+            "leave it out"
+        )
     if description["channels"] not in (1, 3):
         raise ValueError(f"{args.checkpoint} is for images of {description['channels']} channels")
     grid = args.old_grid or description["grid"]
     size = args.image_size or finetune.image_size(params, description, args.old_grid)
     params = finetune.at_size(params, size, description["dialect"], old_grid=grid)
     if args.pixels == "imagenet":
+        if description["channels"] != 3:
+            raise ValueError(f"--pixels imagenet is for colour, {args.checkpoint} is for grey")
         if "embedding" not in params or "conv_root" in params:
             raise ValueError("--pixels imagenet is for models that begin with patches, not ResNets")
         kernel, bias = params["embedding"]["kernel"], params["embedding"]["bias"]
@@ -119,6 +128,10 @@ def predict(args):  # -> exit status
         raise ValueError(f"--top is {args.top}; it must be at least 1")
     if args.attention and Path(args.attention).suffix.lower() not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--attention {args.attention} must end in .png, .pdf or .svg")
+    if args.attention and not Path(args.attention).parent.is_dir():
+        raise ValueError(
+            f"--attention {args.attention}: there is no folder {Path(args.attention).parent}"
+        )
     params, description, size = read_model(args)
     if description["classes"] is None:
         raise ValueError(f"{args.checkpoint} has no head, so it knows no classes")

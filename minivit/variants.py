@@ -216,9 +216,17 @@ def forward_flops(variant, image_size=224, **options):
     return sum(flops_by_part(variant, image_size, **options).values())
 
 
-def flops_by_part(variant, image_size=224, *, channels=3, classes=1000, class_token=True):
-    # -> {part: operations}, parts as in `architecture.PARTS`
-    """Where the operations of a forward pass are.
+def flops_by_part(
+    variant,
+    image_size=224,
+    *,
+    channels=3,
+    classes=1000,
+    class_token=True,
+    representation=None,
+    predictions=None,
+):  # -> {part: operations}, parts as in `architecture.PARTS`
+    """Where the operations of a forward pass are; `predictions` are a masked model's for a patch.
 
     Matrix products make nearly all of it. The elementwise work is counted as XLA does, an
     operation an entry: about 5 for softmax, 8 for LayerNorm, 8 for GELU.
@@ -226,7 +234,8 @@ def flops_by_part(variant, image_size=224, *, channels=3, classes=1000, class_to
     if isinstance(variant, ResNet):
         root = stem_flops(variant.units, variant.width, channels, image_size)
         features = 4 * variant.width * 2 ** (len(variant.units) - 1)
-        return {"convolutions": root, "head": 2 * features * classes + classes}
+        head = 2 * features * classes + classes
+        return {"convolutions": root} | ({"head": head} if head else {})
     parts = {}
     if variant.stem is not None:
         parts["convolutions"] = stem_flops(variant.stem, variant.stem_width, channels, image_size)
@@ -242,4 +251,7 @@ def flops_by_part(variant, image_size=224, *, channels=3, classes=1000, class_to
     parts["MLP"] = variant.blocks * (2 * (2 * n * d * m) + n * (m + d) + 8 * n * m)
     # What is added to the residual stream counts with the norms.
     parts["norms"] = variant.blocks * (2 * 8 * n * d + 2 * n * d) + 8 * n * d
-    return parts | {"head": 2 * d * classes + classes}
+    hidden = 2 * d * representation + 2 * representation if representation else 0
+    masked = patches * (2 * d * predictions + predictions) if predictions else 0
+    head = hidden + (2 * (representation or d) * classes + classes) + masked
+    return parts | ({"head": head} if head else {})

@@ -185,6 +185,7 @@ WRONG = [
     ("adam", lambda *a: adam(*a, corrected=False), "after 1 step at rate 0.1"),
     ("adam", lambda p, g, m, s, t, r: adam(p, g, m, s, 1, r), "after 2 steps"),
     ("adam", lambda *a: adam(*a)[0], "return p, mean, square"),
+    ("adam", lambda p, g, m, s, t, r: adam(p, g, m, s + 1e-9, t, r), "entry"),
     ("cosine", lambda t, b, w, n: b * 0.5 * (1 + np.cos(np.pi * min(1, t / n))), "it is"),
     ("cosine", lambda t, b, w, n: cosine(t, b, w, n) / min(1, t / w), "in step"),
     ("cosine", lambda t, b, w, n: cosine(t + 1, b, w, n), "in step"),
@@ -257,6 +258,13 @@ def test_what_is_said_of_an_exception(capsys):
     said = capsys.readouterr().out
     assert "for images of shape [1, 1, 1, 1], numbered" in said
     assert "it raised ValueError in `return patchify(images, p).reshape(5, 7)`: cannot" in said
+
+
+def test_a_random_answer_to_a_list_of_cases(capsys):
+    """The words are those of the call that failed."""
+    rng = np.random.default_rng(3)
+    assert not checks.parameter_count(lambda v: parameter_count(v) + rng.integers(0, 2))
+    assert "None" not in capsys.readouterr().out
 
 
 def test_what_is_said_of_close_and_strange_answers(capsys):

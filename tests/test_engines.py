@@ -67,19 +67,22 @@ def test_one_step_is_the_plain_one(variant):
             )
 
 
-def test_large_blocks_with_few_images_are_written_out(monkeypatch):
-    """The same step as the scan's; and a state that either of them goes on from, to rounding."""
+@pytest.mark.parametrize("freeze", [False, True])
+def test_large_blocks_with_few_images_are_written_out(monkeypatch, freeze):
+    """The same step as the scan's; and a state that either of them goes on from, to the bit."""
     p = model(SCANNED)
     batch = {name: array[:2] for name, array in batch_of().items()}
 
     def engine(share):
         monkeypatch.setattr(engine_jax, "STATE", share)
         # SGD, since Adam would enlarge the rounding of the smallest gradients.
-        return JaxEngine(p, batch_size=2, rule="sgd", weight_decay=0.1, clip=1.0)
+        options = {"rule": "sgd", "weight_decay": 0.1, "clip": 1.0, "freeze": freeze}
+        return JaxEngine(p, batch_size=2, **options)
 
     written, scanned = engine(4), engine(0)
-    assert "encoderblock_0" in written.like["Transformer"]
-    assert "encoderblock" in scanned.like["Transformer"]
+    which = "frozen" if freeze else "like"
+    assert "encoderblock_0" in getattr(written, which)["Transformer"]
+    assert "encoderblock" in getattr(scanned, which)["Transformer"]
     for step in range(2):
         losses = [float(each.step(step, batch, 1e-3)[0]) for each in (written, scanned)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-5)

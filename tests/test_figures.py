@@ -192,6 +192,9 @@ def small(tmp_path, name, **options):  # -> path, parameters
     """A checkpoint of two blocks, or of another model, beside a picture of 8x12."""
     sizes = variants.parse(name) if isinstance(name, str) else name
     p = params.initialise(sizes, 0, **{"image_size": (8, 12), "classes": 3} | options)
+    if "head" in p:  # otherwise of zeros, which knows no classes
+        p["head"]["kernel"] = np.random.default_rng(1).standard_normal(p["head"]["kernel"].shape)
+        p["head"]["kernel"] = p["head"]["kernel"].astype("float32")
     path = checkpoint.save(tmp_path / "model.npz", p)
     pixels = np.random.default_rng(0).integers(0, 256, (8, 12, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "picture.png")
@@ -200,7 +203,7 @@ def small(tmp_path, name, **options):  # -> path, parameters
 
 TWO_BLOCKS = variants.Variant("small", (4, 3), 8, 8, 2, 2)
 WEIGHTS = {"parts", "filters", "positions"}
-LOOKS = {"patches-1", "heads-1", "distance", "rollout"}
+LOOKS = {"patches-1-picture", "heads-1-picture", "distance", "rollout"}
 
 
 @pytest.mark.parametrize(
@@ -210,7 +213,7 @@ LOOKS = {"patches-1", "heads-1", "distance", "rollout"}
         (TWO_BLOCKS, {"class_token": False}, WEIGHTS | LOOKS),
         (TWO_BLOCKS, {"class_token": False, "positions": False}, {"parts", "filters"} | LOOKS),
         (TWO_BLOCKS, {"channels": 1}, WEIGHTS | LOOKS),
-        ("tiny-hybrid", {"image_size": (28, 20)}, (WEIGHTS | LOOKS) - {"patches-1"}),
+        ("tiny-hybrid", {"image_size": (28, 20)}, (WEIGHTS | LOOKS) - {"patches-1-picture"}),
         ("tiny-resnet", {"image_size": 28}, {"parts", "filters"}),
     ],
 )
@@ -236,14 +239,44 @@ def test_command(tmp_path, name, options, expected, capsys):
 def test_command_without_a_head_and_mistakes(tmp_path, capsys):
     """A masked model has no class to ask for; a broken picture is named and the rest is drawn."""
     path, p = small(tmp_path, TWO_BLOCKS)
-    checkpoint.save(path, {name: part for name, part in p.items() if name != "head"})
+    settings = {"class_names": ["a", "b", "c"]}
+    headless = {name: part for name, part in p.items() if name != "head"}
+    checkpoint.save(path, headless, settings=settings)
     (tmp_path / "broken.png").write_bytes(b"none")
     given = ["--checkpoint", str(path), "--old-grid", "2x4", "--output", str(tmp_path / "out")]
     pictures = [str(tmp_path / name) for name in ("broken.png", "picture.png")]
     assert figures_command([*given, "--images", *pictures]) == 1
     assert "broken.png is not a picture" in capsys.readouterr().err
     assert (tmp_path / "out" / "rollout.png").exists()
+    (tmp_path / "file").write_text("")
+    assert figures_command([*given[:-1], str(tmp_path / "file")]) == 2
+    assert "file is a file; it must be a folder" in capsys.readouterr().err
+    given[-1] = str(tmp_path / "new")
     assert figures_command([*given, "--images", str(tmp_path / "none.png")]) == 2
     assert "none of the pictures could be read" in capsys.readouterr().err
     assert figures_command([*given, "--crop", "2"]) == 2
     assert "--crop is 2.0" in capsys.readouterr().err
+    for heads in ("0", "7"):
+        assert figures_command([*given, "--heads", heads]) == 2
+        assert "--heads" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()  # a mistake comes before any work
+
+
+def test_command_with_many_pictures_and_strange_names(tmp_path, capsys):
+    """Up to eight, which is said; a name is no formula; a head of zeros speaks for no class."""
+    path, p = small(tmp_path, TWO_BLOCKS)
+    picture = (tmp_path / "picture.png").read_bytes()
+    (tmp_path / "many").mkdir()
+    for i in range(10):
+        (tmp_path / "many" / rf"{i} a$\frac$b.png").write_bytes(picture)
+    given = ["--checkpoint", str(path), "--old-grid", "2x4", "--output", str(tmp_path / "out")]
+    given += ["--images", str(tmp_path / "many")]
+    assert figures_command(given) == 0
+    said = capsys.readouterr().out
+    assert "the first 8 of 10 pictures" in said
+    assert "no classes" not in said
+    assert len(list((tmp_path / "out").glob("heads-*"))) == 8
+    p["head"]["kernel"] *= 0
+    checkpoint.save(path, p)
+    assert figures_command(given) == 0
+    assert "no classes (no head, or one of zeros)" in capsys.readouterr().out

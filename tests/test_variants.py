@@ -169,6 +169,16 @@ def test_parts_are_the_whole(name):
     assert list(found) == [part for part in architecture.PARTS if part in found]
 
 
+def test_operations_of_other_heads():
+    """A hidden layer before the head; a masked model's predictions for every patch; none."""
+    tiny, rest = variants.parse("tiny"), {"channels": 1, "classes": 0}
+    assert "head" not in variants.flops_by_part(tiny, 28, **rest)
+    hidden = variants.flops_by_part(tiny, 28, channels=1, classes=10, representation=5)["head"]
+    assert hidden == (2 * 64 * 5 + 2 * 5) + (2 * 5 * 10 + 10)
+    masked = variants.flops_by_part(tiny, 28, predictions=128, **rest)["head"]
+    assert masked == 16 * (2 * 64 * 128 + 128)
+
+
 def test_parts_of_b16():
     """By hand: 12 blocks of 4 (D^2 + D), and of 2 D M + M + D."""
     flat = params.flatten(params.initialise(variants.parse("B/16"), 0))

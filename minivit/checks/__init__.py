@@ -1,8 +1,9 @@
 """Checks of the course's exercises: right, not yet, or the smallest case that goes wrong.
 
-A check takes the reader's function, compares it with a specification in plain loops on cases that
-hypothesis finds and shrinks, and prints what it saw. It returns whether all was right, and raises
-nothing: a notebook runs from top to bottom with no exercise done.
+A check takes the reader's function, compares it with a specification (in plain loops, or the
+package's own tested piece) on cases that hypothesis finds and shrinks, and prints what it saw. It
+returns whether all was right, and raises nothing: a notebook runs from top to bottom with no
+exercise done.
 """
 
 from .pieces import (

@@ -1,6 +1,7 @@
 """How a check finds the smallest case that goes wrong, and says it in words."""
 
 import traceback
+from pathlib import Path
 
 import numpy as np
 
@@ -13,10 +14,10 @@ def smallest(cases, fails):  # strategy, or a list with the simplest case first 
     from hypothesis.errors import NoSuchExample
 
     if isinstance(cases, list):
-        failing = [case for case in cases if fails(case)]
-        if not failing:
-            raise NoSuchExample("none of the list")
-        return failing[0]
+        for case in cases:
+            if fails(case):
+                return case
+        raise NoSuchExample("none of the list")
     quiet = settings(
         max_examples=100,
         derandomize=True,
@@ -44,8 +45,16 @@ def checked(name, cases, judge):  # -> bool
             wrong = raised(error)
         return wrong and f"{words}, {wrong}"
 
+    said = []  # the words of the last failure: the simplest, when the search has ended
+
+    def fails(case):
+        words = fault(case)
+        if words is not None:
+            said.append(words)
+        return words is not None
+
     try:
-        case = smallest(cases, lambda case: fault(case) is not None)
+        smallest(cases, fails)
     except NotImplementedError:
         print(f"{name}: {NOT_YET}")
         return False
@@ -55,16 +64,15 @@ def checked(name, cases, judge):  # -> bool
     except NoSuchExample:
         print(f"{name}: right, in every case tried.")
         return True
-    print(f"{name}: not right yet. The smallest case: {fault(case)}")
+    print(f"{name}: not right yet. The smallest case: {said[-1]}")
     return False
 
 
 def raised(error):  # -> words
     """What was raised, and in which line of the reader's own."""
+    places = ("site-packages", str(Path(__file__).parent))
     frames = traceback.extract_tb(error.__traceback__)
-    here = [frame for frame in frames if "site-packages" not in frame.filename]
-    own = [frame for frame in here if frame.filename != __file__ and frame.name != "<lambda>"]
-    own = [frame for frame in own if not frame.filename.endswith(("pieces.py", "practice.py"))]
+    own = [frame for frame in frames if not any(place in frame.filename for place in places)]
     line = f" in `{own[-1].line}`" if own and own[-1].line else ""
     return f"it raised {type(error).__name__}{line}: {error}"
 

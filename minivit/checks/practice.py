@@ -42,7 +42,7 @@ def adam(yours):
             for step, g in enumerate(gradients, 1):
                 given = [each.copy() for each in (p, g, mean, square)]
                 p, mean, square = answers(yours(*given, step, 0.1), ADAM).values()
-            return difference(p, tree["bias"], 1e-6)
+            return difference(p, tree["bias"], 1e-11)
 
         return f"for the weights after {steps} step{'s' * (steps > 1)} at rate 0.1", tried
 

@@ -12,7 +12,8 @@ NUMBERED = 100  # entries of a matrix beyond which its numbers would not be legi
 def show(axes, image):
     """One picture of 0 ... 255 without ticks; grey where it has one channel."""
     grey = image.shape[-1] == 1
-    image = np.rint(image).astype(np.uint8)  # matplotlib would take floats for 0 ... 1
+    # matplotlib would take floats for 0 ... 1, and a byte beyond the range turns round.
+    image = np.rint(image).clip(0, 255).astype(np.uint8)
     axes.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None, vmin=0, vmax=255)
     axes.set(xticks=[], yticks=[])
 

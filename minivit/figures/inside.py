@@ -25,7 +25,7 @@ def attention(images, maps, titles, columns=4):  # [B, height, width, C], [B, h,
         axes.axis("off")
     for i, (image, weights, title) in enumerate(zip(images, maps, titles, strict=True)):
         show(grid[2 * i], image)
-        grid[2 * i].set_title(title, fontsize=8)
+        grid[2 * i].set_title(title, fontsize=8, parse_math=False)
         overlay(grid[2 * i + 1], image, weights)
         grid[2 * i + 1].set_title(f"up to {weights.max():.0%} a patch", fontsize=8)
     return figure
@@ -38,7 +38,7 @@ def overlays(images, maps, titles):  # [B, height, width, C], {name: [B, h, w]},
     grid = figure.subplots(len(images), columns, squeeze=False)
     for row, image, title, *each in zip(grid, images, titles, *maps.values(), strict=True):
         show(row[0], image)
-        row[0].set_ylabel(title, fontsize=9)
+        row[0].set_ylabel(title, fontsize=9, parse_math=False)
         for axes, weights in zip(row[1:], each, strict=True):
             overlay(axes, image, weights)
     for axes, name in zip(grid[0], ("image", *maps), strict=True):
@@ -62,7 +62,7 @@ def centres(count, side):
 def heads(maps):  # [L, H, h, w] -> Figure
     """Where each head of each block looks; every map is scaled by its own largest weight."""
     blocks, count, h, w = maps.shape
-    cell = min(1.4, 12 / max(count, blocks))
+    cell = min(1.4, 12 / max(count * max(1, w / h), blocks))
     figure = Figure(figsize=(cell * count * w / h + 1.2, cell * blocks + 0.8), layout="constrained")
     axes = figure.subplots()
     largest = np.maximum(maps.max((2, 3), keepdims=True), np.finfo(float).tiny)
@@ -94,7 +94,9 @@ def filters(kernels, columns=8):  # [count, P, P, C] -> Figure
 
 def positions(likenesses, titles):  # list of [h, w, h, w] -> Figure
     """How alike the position embeddings are: a small map for the patch at each place (Fig. 7)."""
-    figure = Figure(figsize=(4.4 * len(likenesses) + 0.6, 4.4), layout="constrained")
+    # Of a fine grid every cell must still have a pixel.
+    side = min(9, max(4.4, *(0.0125 * tiled(likeness).shape[0] for likeness in likenesses), 0))
+    figure = Figure(figsize=(side * len(likenesses) + 0.6, side), layout="constrained")
     row = figure.subplots(1, len(likenesses), squeeze=False)[0]
     for axes, likeness, title in zip(row, likenesses, titles, strict=True):
         h, w = likeness.shape[:2]
@@ -122,7 +124,7 @@ def distances(distance, uniform=None):  # pixels [L, H], or [B, L, H] -> Figure
     axes.plot(depth, distance.mean(1), color="black", lw=1, label="mean of the heads")
     if uniform is not None:
         axes.axhline(uniform, color="black", lw=0.8, ls=":", label="all patches alike")
-    top = 1.1 * max(distance.max(), uniform or 0)
+    top = 1.1 * max(distance.max(), uniform or 0) or 1
     axes.set(xlabel="block", ylabel="mean attention distance (pixels)", ylim=(0, top))
     axes.set_xticks(depth[:: -(-blocks // 16)])
     axes.legend(frameon=False)

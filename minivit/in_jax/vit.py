@@ -83,9 +83,10 @@ def embed(p, images, out=None):  # [B, height, width, C] -> [B, h, w, D]
 def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C] -> [B, classes]
     """The whole model (eqs. 1 to 4): images in [-1, 1] to class scores.
 
-    Options and the names that a dictionary `out` receives are those of the NumPy twin; `rng` is
-    a JAX key. Under `jax.jit`, make `out` inside the function and return it. Gradients are for
-    reverse mode (`jax.grad`, `jax.vjp`); attention's is written by hand and has no forward mode.
+    Options and the names that a dictionary `out` receives are those of the NumPy twin, but for
+    what its `back` adds; `rng` is a JAX key. Under `jax.jit`, make `out` inside the function and
+    return it. Gradients are for reverse mode (`jax.grad`, `jax.vjp`); attention's is written by
+    hand and has no forward mode.
     """
     grid = embed(p, images, out)
     x = grid.reshape(len(grid), -1, grid.shape[-1])
