@@ -18,8 +18,8 @@ from minivit import attention_maps, checkpoint, checks, datasets, figures, in_nu
 # %% [markdown]
 # ## The model and the picture
 #
-# The weights are those of `python -m minivit.train --tiny`: a minute of training on 60,000 pictures of clothes. They
-# are a nested dictionary of arrays, nothing else; a name such as `head/kernel` is a path in it.
+# The weights are those of `python -m minivit.train --tiny`: a minute of training on 60,000 pictures of clothes.
+# They are a nested dictionary of arrays, nothing else; a name such as `head/kernel` is a path in it.
 
 # %%
 p = checkpoint.load(Path.cwd().parent / "data" / "tiny.npz")
@@ -62,8 +62,9 @@ figures.matrices(
 #
 # $$z' = \mathrm{MSA}(\mathrm{LN}(z)) + z \qquad z = \mathrm{MLP}(\mathrm{LN}(z')) + z'$$
 #
-# In each block the tokens look at each other (multi-head self-attention, lessons 4 and 5), and then each one thinks
-# by itself (the MLP, lesson 3). Both work on a normalised copy, and both only *add* to the token. Shapes never change.
+# In each block the tokens look at each other (multi-head self-attention, lessons 4 and 5), and then each one
+# thinks by itself (the MLP, lesson 3). Both work on a normalised copy, and both only *add* to the token. Shapes
+# never change.
 
 # %%
 z = tokens
@@ -82,7 +83,8 @@ print("after four blocks", z.shape)
 #
 # $$y = \mathrm{LN}(z_L^0)$$
 #
-# $z_L^0$ is the class token (number 0) after all L blocks. A last product gives a score for each of ten classes, and softmax makes shares of them.
+# $z_L^0$ is the class token (number 0) after all L blocks. A last product gives a score for each of ten classes,
+# and softmax makes shares of them.
 
 # %%
 y, _ = in_numpy.layer_norm(p["Transformer"]["encoder_norm"], z[:, 0])
@@ -95,8 +97,8 @@ figures.bars({"probability, %": dict(zip(fashion.classes, 100 * probabilities[0]
 # %% [markdown]
 # ## The same in one call
 #
-# `in_numpy.vit` is these steps, for any size. It also returns the way back, `back`, which gives the gradient of every
-# parameter: training needs nothing else (lesson 7). A dictionary `out` receives what lies between.
+# `in_numpy.vit` is these steps, for any size. It also returns the way back, `back`, which gives the gradient of
+# every parameter: training needs nothing else (lesson 7). A dictionary `out` receives what lies between.
 
 # %%
 out = {}
@@ -111,8 +113,8 @@ print(f"right for {accuracy:.0%} of 1,000 pictures that it never saw")
 # %% [markdown]
 # ## Where does it look?
 #
-# From which places does the class token read in the last block? (Its tokens are mixtures of all patches by then, so this is no
-# explanation yet: lesson 9.)
+# From which places does the class token read in the last block? (Its tokens are mixtures of all patches by then,
+# so this is no explanation yet: lesson 9.)
 
 # %%
 shown, maps = fashion.test_images[[6, 0, 2, 11]], {}
@@ -125,8 +127,9 @@ figures.attention(shown, seen, names, columns=2)
 # %% [markdown]
 # ## Exercise: three shapes
 #
-# Two pictures of 28x28 with one channel, patches of 7, tokens of 64 numbers with a class token, ten classes. Give the shapes of the
-# patches as rows of numbers, of the tokens in the encoder, and of the scores: three tuples, without running anything.
+# Two pictures of 28x28 with one channel, patches of 7, tokens of 64 numbers with a class token, ten classes. Give
+# the shapes of the patches as rows of numbers, of the tokens in the encoder, and of the scores: three tuples,
+# without running anything.
 
 # %%
 patches_shape = None  # your answer, such as (2, 28, 28, 1)
@@ -151,6 +154,6 @@ _ = checks.shapes((patches_shape, tokens_shape, scores_shape))
 # - Attention exchanges between tokens, the MLP works on each alone, and both add to a stream that runs through.
 # - The class token's last value gives the scores; all of it is mostly matrix products, on a dictionary of arrays.
 #
-# **In the paper.** The same steps (Figure 1), only larger: ViT-B/16 has 196 patches of 16x16x3 pixels, D = 768 and
-# twelve blocks, 86.6 million parameters; pre-trained on 303 million pictures the largest model, ViT-H/14, reaches 88.55 %
-# on ImageNet (Table 2). This one has 139 thousand and sees clothes.
+# **In the paper.** The same steps (Figure 1), only larger: ViT-B/16 has 196 patches of 16x16x3 pixels, D = 768
+# and twelve blocks, 86.6 million parameters; pre-trained on 303 million pictures the largest model, ViT-H/14,
+# reaches 88.55 % on ImageNet (Table 2). This one has 139 thousand and sees clothes.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 1. An image is a sequence
 #
-# **Goal.** Cut an image into patches and lay them in a row, as a sentence is a row of words; put it together again.
-# After this you can write `patchify` in one line, and say what a shuffled row has lost.
+# **Goal.** Cut an image into patches and lay them in a row, as a sentence is a row of words; put it together
+# again. After this you can write `patchify` in one line, and say what a shuffled row has lost.
 
 # %%
 # %matplotlib inline
@@ -19,8 +19,9 @@ from minivit.in_numpy import patchify, unpatchify
 # %% [markdown]
 # ## The images
 #
-# Two data sets come without a download: Fashion-MNIST, grey, 28x28, and `shapes`, in colour, 32x32, which is drawn by
-# the program. An image is an array `[height, width, C]` of bytes, and many of them are `[B, height, width, C]`.
+# Two data sets come without a download: Fashion-MNIST, grey, 28x28, and `shapes`, in colour, 32x32, which is
+# drawn by the program. An image is an array `[height, width, C]` of bytes, and many of them are
+# `[B, height, width, C]`.
 
 # %%
 fashion = datasets.load("fashion-mnist").test_images
@@ -29,15 +30,16 @@ print("Fashion-MNIST", fashion.shape, fashion.dtype, "shapes", colour.shape, col
 boot, drawing = fashion[0], colour[3]
 
 # %% [markdown]
-# A Transformer takes a *sequence*: N vectors of the same length. One pixel for each element (each *token*) would make 784 tokens of a tiny
-# picture, and 50,176 of a photograph of 224x224, while attention compares every token with every other. So the
-# paper ("An Image is Worth 16x16 Words", Dosovitskiy et al. 2020, arXiv 2010.11929) takes squares of P x P pixels.
+# A Transformer takes a *sequence*: N vectors of the same length. One pixel for each element (each *token*) would
+# make 784 tokens of a tiny picture, and 50,176 of a photograph of 224x224, while attention compares every token
+# with every other. So the paper ("An Image is Worth 16x16 Words", Dosovitskiy et al. 2020, arXiv 2010.11929)
+# takes squares of P x P pixels.
 #
 # ## The paper's equation (section 3.1)
 #
 # An image $x \in \mathbb{R}^{H \times W \times C}$ becomes $x_p \in \mathbb{R}^{N \times (P^2 C)}$ with
-# $N = HW / P^2$ patches. (Code says `height` and `width`; H will be the heads.) The order is that of reading: patches from
-# left to right, then down; inside a patch rows, then columns, then channels. With loops:
+# $N = HW / P^2$ patches. (Code says `height` and `width`; H will be the heads.) The order is that of reading:
+# patches from left to right, then down; inside a patch rows, then columns, then channels. With loops:
 
 
 # %%
@@ -61,10 +63,10 @@ figures.patches(drawing, 8)
 # %% [markdown]
 # ## Exercise 1: without a loop
 #
-# The loops only move numbers. The same in three steps: *split* both sides into (which patch, place in it), *swap* so
-# that the two "which patch" axes come first, *join*. Write it with `reshape` and `swapaxes` alone, for any batch,
-# height, width, patch size and number of channels. The check knows the answer in loops, tries many cases, and tells you
-# the smallest that goes wrong.
+# The loops only move numbers. The same in three steps: *split* both sides into (which patch, place in it), *swap*
+# so that the two "which patch" axes come first, *join*. Write it with `reshape` and `swapaxes` alone, for any
+# batch, height, width, patch size and number of channels. The check knows the answer in loops, tries many cases,
+# and tells you the smallest that goes wrong.
 
 
 # %%
@@ -85,7 +87,8 @@ _ = checks.patchify(my_patchify)  # it returns whether all was right; `_` keeps 
 # ```
 # </details>
 #
-# The package's own `patchify` does that and keeps the grid, `[B, rows, columns, P*P*C]`. It gives the numbers of the loops:
+# The package's own `patchify` does that and keeps the grid, `[B, rows, columns, P*P*C]`. It gives the numbers of
+# the loops:
 
 # %%
 for images, p in ((fashion[:4], 7), (fashion[:4], 4), (colour[:4], 8)):
@@ -97,9 +100,9 @@ for images, p in ((fashion[:4], 7), (fashion[:4], 4), (colour[:4], 8)):
 # %% [markdown]
 # ## And back
 #
-# Nothing was lost: `unpatchify` restores the image to the bit. But the row of patches alone does not say where each
-# was. Shuffled, it is the same *set* of patches; attention (lesson 4) treats all tokens alike, and would only shuffle its
-# output with them. That is why lesson 2 adds positions.
+# Nothing was lost: `unpatchify` restores the image to the bit. But the row of patches alone does not say where
+# each was. Shuffled, it is the same *set* of patches; attention (lesson 4) treats all tokens alike, and would
+# only shuffle its output with them. That is why lesson 2 adds positions.
 
 # %%
 grid = patchify(colour[3:4], 8)
@@ -131,8 +134,8 @@ for side, channels, p in sizes:
 # %% [markdown]
 # ## Exercise 2: find the fault
 #
-# A mistake that is easy to make: the right shape, it even trains, and it is wrong. What does it do to an image? Look at
-# the picture and at what the check says, and repair it until the check says right. (So in all lessons.)
+# A mistake that is easy to make: the right shape, it even trains, and it is wrong. What does it do to an image?
+# Look at the picture and at what the check says, and repair it until the check says right. (So in all lessons.)
 
 
 # %%
@@ -148,8 +151,9 @@ figures.gallery([colour[3], unpatchify(pieces, 8)[0]], ["the image", "its 'patch
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# Without the swap a "patch" is a run of P*P pixels in reading order: for this image, 32 pixels wide, and P = 8 two whole
-# rows. Its left and right edge are together; pixels two rows apart, which belong together, are in different "patches".
+# Without the swap a "patch" is a run of P*P pixels in reading order: for this image, 32 pixels wide, and P = 8
+# two whole rows. Its left and right edge are together; pixels two rows apart, which belong together, are in
+# different "patches".
 # </details>
 #
 # ## Summary
@@ -158,5 +162,5 @@ figures.gallery([colour[3], unpatchify(pieces, 8)[0]], ["the image", "its 'patch
 # - Nothing is lost but the place of each patch; a Transformer must be told it.
 # - P sets the cost: tokens grow with 1 / P², pairs with 1 / P⁴.
 #
-# **In the paper.** Images of 224x224 in patches of 16 are 196 tokens of 768 numbers; P = 32 makes 49, and the huge
-# model takes P = 14, that is 256. For fine-tuning at 384 the same patches make 576 tokens (lesson 10).
+# **In the paper.** Images of 224x224 in patches of 16 are 196 tokens of 768 numbers; P = 32 makes 49, and the
+# huge model takes P = 14, that is 256. For fine-tuning at 384 the same patches make 576 tokens (lesson 10).

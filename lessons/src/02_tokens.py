@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 2. Tokens: embedding, class token, positions
 #
-# **Goal.** Turn patches into tokens, as a product and as the convolution that other code calls it; add the class token
-# and the positions, and see what each is for. After this you can write the model's first layer and show that order matters.
+# **Goal.** Turn patches into tokens, as a product and as the convolution that other code calls it; add the class
+# token and the positions, and see what each is for. After this you can write the model's first layer and show
+# that order matters.
 
 # %%
 # %matplotlib inline
@@ -28,20 +29,22 @@ print("kernel", kernel.shape, "bias", bias.shape)
 #
 # $$z_0 = [x_\mathrm{class};\; x_p^1 E;\; \dots;\; x_p^N E] + E_\mathrm{pos}$$
 #
-# It begins with $x_p^i E$: each patch, a row of $P^2 C$ numbers, times a matrix E of $P^2 C \times D$ (the code adds a bias, as Conv layers do).
-# Every token is thus D answers to the question "how much of this pattern is in the patch?". The patterns are the
-# columns of E, which have the shape of a patch and can be looked at. Of a trained tiny model, 16 of 64:
+# It begins with $x_p^i E$: each patch, a row of $P^2 C$ numbers, times a matrix E of $P^2 C \times D$ (the code
+# adds a bias, as Conv layers do). Every token is thus D answers to the question "how much of this pattern is in
+# the patch?". The patterns are the columns of E, which have the shape of a patch and can be looked at. Of a
+# trained tiny model, 16 of 64:
 
 # %%
 figures.filters(np.moveaxis(kernel, -1, 0)[:16])
 
 # %% [markdown]
-# Nearly all of it is still the noise that they began with. (The paper's, from many more pictures, are smooth waves: lesson 9.)
+# Nearly all of it is still the noise that they began with. (The paper's, from many more pictures, are smooth
+# waves: lesson 9.)
 #
 # ## The same as a convolution
 #
-# Most code says `Conv2d(kernel_size=P, stride=P)` here. Slide a window of P x P over the picture in steps of P, multiply, and sum.
-# Windows do not overlap, so it is the same product. First with loops:
+# Most code says `Conv2d(kernel_size=P, stride=P)` here. Slide a window of P x P over the picture in steps of P,
+# multiply, and sum. Windows do not overlap, so it is the same product. First with loops:
 
 
 # %%
@@ -66,8 +69,9 @@ np.testing.assert_allclose(convolved.reshape(8, 16, 64) + bias, slowly, atol=1e-
 print("loops, product and convolution agree:", product.shape)
 
 # %% [markdown]
-# What makes it *one product* is the order of axes: pixels of a patch must be laid out as the kernel's are, row by row,
-# channels last. A kernel from PyTorch has the channels first, `[D, C, P, P]`, and must be turned before it is flattened.
+# What makes it *one product* is the order of axes: pixels of a patch must be laid out as the kernel's are, row by
+# row, channels last. A kernel from PyTorch has the channels first, `[D, C, P, P]`, and must be turned before it
+# is flattened.
 #
 # ## Exercise 1: embed
 #
@@ -93,7 +97,8 @@ _ = checks.embed(my_embed)
 #
 # ## Exercise 2: find the fault
 #
-# The channels of this one are scrambled, and a grey picture would never tell. Why does the check need two channels?
+# The channels of this one are scrambled, and a grey picture would never tell. Why does the check need two
+# channels?
 
 
 # %%
@@ -109,15 +114,15 @@ _ = checks.embed(broken_embed)
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# The kernel was flattened channel by channel, as a kernel from PyTorch would be, the patches pixel by pixel. Both have
-# P²C numbers, so the product runs; each number meets another pixel's weight. With one channel or one pixel both
-# orders are the same.
+# The kernel was flattened channel by channel, as a kernel from PyTorch would be, the patches pixel by pixel. Both
+# have P²C numbers, so the product runs; each number meets another pixel's weight. With one channel or one pixel
+# both orders are the same.
 # </details>
 #
 # ## A set has no order
 #
-# Take the positions away from the trained model, and shuffle the patches: the scores stay the same, to rounding. With positions
-# they change. (Lesson 4 shows where this comes from.)
+# Take the positions away from the trained model, and shuffle the patches: the scores stay the same, to rounding.
+# With positions they change. (Lesson 4 shows where this comes from.)
 
 # %%
 order = np.random.default_rng(0).permutation(16)
@@ -137,8 +142,9 @@ figures.gallery(list(pictures), ["a picture", "the same set of patches"])
 # %% [markdown]
 # ## Positions are a table
 #
-# The paper adds a learned table $E_\mathrm{pos}$ of $(N + 1) \times D$ numbers, one row for each place, the class token's first. It starts
-# as noise of deviation 0.02 and is trained like everything else. Nobody tells the model that place 5 lies below place 1.
+# The paper adds a learned table $E_\mathrm{pos}$ of $(N + 1) \times D$ numbers, one row for each place, the class
+# token's first. It starts as noise of deviation 0.02 and is trained like everything else. Nobody tells the model
+# that place 5 lies below place 1.
 
 # %%
 table = encoder["posembed_input"]["pos_embedding"]
@@ -149,8 +155,9 @@ figures.matrices(
 )
 
 # %% [markdown]
-# An alternative that is not trained: sines and cosines of row and column at several speeds, as in later work (big_vision). The closeness
-# of places can be seen at once. (The paper's appendix D.4 tries a *learned* table for two axes, and gains nothing.)
+# An alternative that is not trained: sines and cosines of row and column at several speeds, as in later work
+# (big_vision). The closeness of places can be seen at once. (The paper's appendix D.4 tries a *learned* table for
+# two axes, and gains nothing.)
 
 # %%
 fixed = in_numpy.sincos2d(8, 8, 64)
@@ -166,8 +173,9 @@ figures.matrices(
 # %% [markdown]
 # ## The class token
 #
-# `cls` is one row of D numbers, the same before every image. It has no picture of its own; in each block it collects
-# from the others, and the head reads it alone. Its gradient is a sum over the batch, since all images share it:
+# `cls` is one row of D numbers, the same before every image. It has no picture of its own; in each block it
+# collects from the others, and the head reads it alone. Its gradient is a sum over the batch, since all images
+# share it:
 
 # %%
 tokens, back = in_numpy.add_class_token(p["cls"], product)
@@ -184,5 +192,6 @@ print("tokens", tokens.shape, "gradient of the class token", dcls.shape)
 # - Without positions a ViT sees a set of patches; a learned table, added once, makes it see a picture.
 # - The class token belongs to no patch, and collects what the head reads.
 #
-# **In the paper.** ViT-B/16 projects 768 numbers (16 * 16 * 3) to 768. Without positions it loses three points on ImageNet 5-shot: 61.4 against
-# 64.2 % with a 1-D table (Table 8), a large gap, says D.4. Which *kind* of position hardly matters (2-D: 64.0 %), since 14x14 places are few.
+# **In the paper.** ViT-B/16 projects 768 numbers (16 * 16 * 3) to 768. Without positions it loses three points on
+# ImageNet 5-shot: 61.4 against 64.2 % with a 1-D table (Table 8), a large gap, says D.4. Which *kind* of position
+# hardly matters (2-D: 64.0 %), since 14x14 places are few.

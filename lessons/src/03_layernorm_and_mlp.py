@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 3. LayerNorm and MLP, forward and back
 #
-# **Goal.** Build the two pieces that work on each token alone, derive their gradients, and learn to check any gradient
-# by differences. After this you can write LayerNorm's backward pass in three lines, and know why tests with ones see nothing.
+# **Goal.** Build the two pieces that work on each token alone, derive their gradients, and learn to check any
+# gradient by differences. After this you can write LayerNorm's backward pass in three lines, and know why tests
+# with ones see nothing.
 
 # %%
 # %matplotlib inline
@@ -20,7 +21,8 @@ rng = np.random.default_rng(3)
 # %% [markdown]
 # ## LayerNorm
 #
-# Every token is given mean 0 and variance 1 over its D features, then each feature is scaled and shifted by learned numbers:
+# Every token is given mean 0 and variance 1 over its D features, then each feature is scaled and shifted by
+# learned numbers:
 #
 # $$\mathrm{LN}(x) = \gamma\, \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta \qquad \mu = \frac1D \sum_d x_d \qquad \sigma^2 = \frac1D \sum_d (x_d - \mu)^2$$
 #
@@ -50,8 +52,9 @@ print("means", normal.mean(-1).round(6), "variances", normal.var(-1).round(6))
 # %% [markdown]
 # ## Its gradient
 #
-# Scale and bias are easy: $d\gamma = \sum dy \cdot \hat x$, $d\beta = \sum dy$, summed over all tokens. For the input, let $\hat x$ be the normalised token,
-# $g = dy \cdot \gamma$ its upstream gradient, and $s = \sqrt{\sigma^2 + \epsilon}$. Moving one entry of x moves the mean and the deviation of the whole row:
+# Scale and bias are easy: $d\gamma = \sum dy \cdot \hat x$, $d\beta = \sum dy$, summed over all tokens. For the
+# input, let $\hat x$ be the normalised token, $g = dy \cdot \gamma$ its upstream gradient, and
+# $s = \sqrt{\sigma^2 + \epsilon}$. Moving one entry of x moves the mean and the deviation of the whole row:
 # $\partial \mu / \partial x_i = 1 / D$ and $\partial s / \partial x_i = \hat x_i / D$. So
 #
 # $$\frac{\partial \hat x_j}{\partial x_i} = \frac1s \Big(\delta_{ij} - \frac1D - \frac{\hat x_i \hat x_j}{D}\Big) \qquad (\delta_{ij} = 1 \text{ if } i = j, \text{ else } 0)$$
@@ -60,8 +63,8 @@ print("means", normal.mean(-1).round(6), "variances", normal.var(-1).round(6))
 #
 # $$dx_i = \frac1s \Big( g_i \;-\; \underbrace{\tfrac1D \textstyle\sum_j g_j}_{\text{through } \mu} \;-\; \hat x_i\, \underbrace{\tfrac1D \textstyle\sum_j g_j \hat x_j}_{\text{through } \sigma} \Big)$$
 #
-# In words: what would shift the row as a whole, or stretch it, is taken out of the gradient, since the result does not depend on it.
-# By central differences, the judge of all derivations:
+# In words: what would shift the row as a whole, or stretch it, is taken out of the gradient, since the result
+# does not depend on it. By central differences, the judge of all derivations:
 
 
 # %%
@@ -91,8 +94,9 @@ print("derived, by differences, and minivit's: the same")
 # %% [markdown]
 # ## How small a step?
 #
-# A difference has two errors. The curve is no line: with central differences that error falls with the *square* of the step. And
-# the computer keeps 16 digits: subtracting two nearly equal numbers loses more of them, the smaller the step. The best step lies between, about 1e-5.
+# A difference has two errors. The curve is no line: with central differences that error falls with the *square*
+# of the step. And the computer keeps 16 digits: subtracting two nearly equal numbers loses more of them, the
+# smaller the step. The best step lies between, about 1e-5.
 
 # %%
 steps = 10.0 ** np.arange(-11, 0)
@@ -105,14 +109,15 @@ series = {"float64": errors, "float32": errors32}
 figures.lines(steps, series, "step of the difference", "largest error", log_x=True, log_y=True)
 
 # %% [markdown]
-# In float32 the best step leaves an error of 1e-5, where float64 leaves less than 1e-10; and at float64's best step, 1e-5, float32 is wrong by 0.02 where gradients
-# reach 0.45. So gradients are checked in float64.
+# In float32 the best step leaves an error of 1e-5, where float64 leaves less than 1e-10; and at float64's best
+# step, 1e-5, float32 is wrong by 0.02 where gradients reach 0.45. So gradients are checked in float64.
 #
 # ## Ones see nothing
 #
-# A tempting test takes the *sum* of the outputs as the loss, that is, an upstream gradient of ones. Without a learned scale a normalised
-# row sums to zero whatever x is, so the true gradient is zero. Now forget the way through σ: for ones that term is $\hat x_i$ times the mean of $\hat x$, zero as well, and the
-# test passes. So would a function that returns zeros.
+# A tempting test takes the *sum* of the outputs as the loss, that is, an upstream gradient of ones. Without a
+# learned scale a normalised row sums to zero whatever x is, so the true gradient is zero. Now forget the way
+# through σ: for ones that term is $\hat x_i$ times the mean of $\hat x$, zero as well, and the test passes. So
+# would a function that returns zeros.
 
 
 # %%
@@ -155,8 +160,9 @@ _ = checks.layer_norm_back(my_layer_norm_back)
 #
 # $$\mathrm{MLP}(x) = \mathrm{GELU}(x W_1 + b_1)\, W_2 + b_2$$
 #
-# The token is widened from D to M features (M = 4 D in the paper's models), bent, and narrowed again. GELU is x times the probability
-# that a normal random number lies below x: zero far left, x far right, smooth between. The official code takes the approximation with tanh:
+# The token is widened from D to M features (M = 4 D in the paper's models), bent, and narrowed again. GELU is x
+# times the probability that a normal random number lies below x: zero far left, x far right, smooth between. The
+# official code takes the approximation with tanh:
 #
 # $$\mathrm{GELU}(x) = x\, \Phi(x) \approx \tfrac12 x \big(1 + \tanh(\sqrt{2/\pi}\,(x + 0.044715\, x^3))\big)$$
 #
@@ -176,8 +182,8 @@ assert slope.max() > 1
 figures.lines(line, {"GELU": value, "its slope": slope}, "x", "", marker="")
 
 # %% [markdown]
-# The slope is below zero left of -0.75 and above one right of about 0.75: GELU is not monotonic. `mlp` is then two products with GELU between, and its way back is theirs in
-# reverse (lesson 5 derives the product's):
+# The slope is below zero left of -0.75 and above one right of about 0.75: GELU is not monotonic. `mlp` is then
+# two products with GELU between, and its way back is theirs in reverse (lesson 5 derives the product's):
 
 # %%
 p = {
@@ -193,7 +199,8 @@ print({name: {n: a.shape for n, a in part.items()} for name, part in dp.items()}
 # %% [markdown]
 # ## Exercise 2: find the fault
 #
-# Found in a ViT in NumPy on the web: the forward pass is right, and this is its slope. The model trains, a little worse. What was forgotten? Repair it.
+# Found in a ViT in NumPy on the web: the forward pass is right, and this is its slope. The model trains, a little
+# worse. What was forgotten? Repair it.
 
 
 # %%
@@ -207,8 +214,8 @@ _ = checks.gelu_slope(broken_gelu_slope)
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# The second term is x times the derivative of the tanh, and by the chain rule that still needs the slope of what is inside it:
-# `np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)`. At x = 0 nobody notices.
+# The second term is x times the derivative of the tanh, and by the chain rule that still needs the slope of what
+# is inside it: `np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)`. At x = 0 nobody notices.
 # </details>
 #
 # ## Summary
@@ -217,5 +224,6 @@ _ = checks.gelu_slope(broken_gelu_slope)
 # - GELU's slope has two terms; it goes below zero and above one.
 # - Judge gradients by central differences: float64, step 1e-5, random upstream numbers.
 #
-# **In the paper.** LayerNorm stands *before* attention and MLP (pre-norm), and once at the end. ε is 1e-6 in the official code; other
-# implementations take 1e-5 or 1e-12, which a loaded checkpoint notices. In ViT-B the MLPs hold 56.7 of 86.6 million parameters.
+# **In the paper.** LayerNorm stands *before* attention and MLP (pre-norm), and once at the end. ε is 1e-6 in the
+# official code; other implementations take 1e-5 or 1e-12, which a loaded checkpoint notices. In ViT-B the MLPs
+# hold 56.7 of 86.6 million parameters.

@@ -21,19 +21,20 @@ rng = np.random.default_rng(3)
 # %% [markdown]
 # ## One query, five tokens
 #
-# Each token asks a question (its *query*), offers an answer (its *value*) and says what it can answer (its *key*).
-# A query takes the mean of all values, weighted by how well each key fits. Equations 5 to 7 of the paper's
-# appendix A, for one head:
+# Each token asks a question (its *query*), offers an answer (its *value*) and says what it can answer (its
+# *key*). A query takes the mean of all values, weighted by how well each key fits. Equations 5 to 7 of the
+# paper's appendix A, for one head:
 #
 # $$[q, k, v] = z U_{qkv} \qquad A = \mathrm{softmax}(q k^\top / \sqrt{K}) \qquad \mathrm{SA}(z) = A v$$
 #
-# Here z are N tokens of D numbers, and $U_{qkv}$ three learned matrices $D \times K$ side by side (the code adds biases, which the
-# paper leaves out). Softmax turns a row of scores into weights that are positive and sum to one:
+# Here z are N tokens of D numbers, and $U_{qkv}$ three learned matrices $D \times K$ side by side (the code adds
+# biases, which the paper leaves out). Softmax turns a row of scores into weights that are positive and sum to
+# one:
 #
 # $$\mathrm{softmax}(s)_j = \frac{e^{s_j}}{\sum_i e^{s_i}}$$
 #
-# Adding the same number to all scores changes nothing, since it cancels; so the largest is subtracted first, and no
-# exponential overflows. With loops, for five tokens and K = 4, with queries, keys and values drawn at random:
+# Adding the same number to all scores changes nothing, since it cancels; so the largest is subtracted first, and
+# no exponential overflows. With loops, for five tokens and K = 4, with queries, keys and values drawn at random:
 
 # %%
 N, K = 5, 4
@@ -72,8 +73,9 @@ figures.matrices([scores, weights], ["scores", "weights: rows sum to one"], "key
 # ## Why divide by √K
 #
 # The product of two random vectors of K numbers, of mean 0 and variance 1, has standard deviation √K. Without the
-# division wider heads have larger scores, softmax turns almost into a maximum, and its gradient becomes almost zero. The
-# entropy of a row, $-\sum_j a_j \log a_j$, tells: log N when all weights are equal (dotted: log 50), 0 when one key takes all.
+# division wider heads have larger scores, softmax turns almost into a maximum, and its gradient becomes almost
+# zero. The entropy of a row, $-\sum_j a_j \log a_j$, tells: log N when all weights are equal (dotted: log 50), 0
+# when one key takes all.
 
 # %%
 widths, entropy = [1, 4, 16, 64, 256], {"divided by √K": [], "not divided": []}
@@ -90,12 +92,14 @@ figures.lines(
 # %% [markdown]
 # ## Several heads
 #
-# One softmax can only ask one question. So there are H heads; each projects all D features to queries, keys and values
-# of its own, of K = D / H numbers, and a last product mixes what the heads found (equation 8). In arrays a head is one
-# more batch axis: the projections of all heads `[B, N, H * K]` are read as `[B, N, H, K]` and turned to `[B, H, N, K]`.
+# One softmax can only ask one question. So there are H heads; each projects all D features to queries, keys and
+# values of its own, of K = D / H numbers, and a last product mixes what the heads found (equation 8). In arrays a
+# head is one more batch axis: the projections of all heads `[B, N, H * K]` are read as `[B, N, H, K]` and turned
+# to `[B, H, N, K]`.
 #
-# Equation 8 lays the heads' results side by side and multiplies by one matrix. That is the same as multiplying each head by
-# its own rows of the matrix and adding, as the loop below does. `scaled_dot_product` is the two products with softmax between.
+# Equation 8 lays the heads' results side by side and multiplies by one matrix. That is the same as multiplying
+# each head by its own rows of the matrix and adding, as the loop below does. `scaled_dot_product` is the two
+# products with softmax between.
 
 # %%
 H, D = 3, 24
@@ -148,7 +152,8 @@ print("attention of the shuffled tokens is the shuffled attention")
 # %% [markdown]
 # ## Exercise 1: softmax
 #
-# Along the last axis, for any shape. It must also work for large scores, where `np.exp(1000)` overflows to infinity.
+# Along the last axis, for any shape. It must also work for large scores, where `np.exp(1000)` overflows to
+# infinity.
 
 
 # %%
@@ -191,7 +196,8 @@ _ = checks.attention(my_attention)
 #
 # ## Exercise 3: find the fault
 #
-# Found in a ViT in NumPy on the web: it survives every test with one row of scores. What does the check say, and why?
+# Found in a ViT in NumPy on the web: it survives every test with one row of scores. What does the check say, and
+# why?
 
 
 # %%
@@ -215,5 +221,5 @@ _ = checks.softmax(broken_softmax)
 # - Heads are one more batch axis, and a last product mixes them.
 # - It sees a set: permuting tokens permutes outputs, nothing else.
 #
-# **In the paper.** ViT-B has 12 heads of K = 64, ViT-H 16 of 80; with 197 tokens each layer of B computes
-# 12 x 197 x 197 weights for one image. The division by √K is from "Attention Is All You Need" (2017).
+# **In the paper.** ViT-B has 12 heads of K = 64, ViT-H 16 of 80; with 197 tokens each layer of B computes 12 x
+# 197 x 197 weights for one image. The division by √K is from "Attention Is All You Need" (2017).

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 5. Attention, backwards
 #
-# **Goal.** Derive the gradient of attention, line by line, and then in one go. After this you can write `back` for
-# softmax in one line, and know which parts of the forward pass must be kept for it.
+# **Goal.** Derive the gradient of attention, line by line, and then in one go. After this you can write `back`
+# for softmax in one line, and know which parts of the forward pass must be kept for it.
 
 # %%
 # %matplotlib inline
@@ -21,11 +21,11 @@ rng = np.random.default_rng(5)
 # %% [markdown]
 # ## The contract
 #
-# Every function of `minivit.in_numpy` (its twin in JAX comes in lesson 8) returns its result and a function `back`. Given
-# the gradient of a loss with respect to the *result* (the *upstream* gradient), `back` returns the gradient with respect to
-# the *input*. To try a piece alone any loss will do; we take `(result * dy).sum()` with a random `dy`, so that the upstream
-# gradient is `dy`. Numerically, a gradient is what happens to the loss when one entry moves a little up and a little down,
-# the *central difference* (lesson 3):
+# Every function of `minivit.in_numpy` (its twin in JAX comes in lesson 8) returns its result and a function
+# `back`. Given the gradient of a loss with respect to the *result* (the *upstream* gradient), `back` returns the
+# gradient with respect to the *input*. To try a piece alone any loss will do; we take `(result * dy).sum()` with
+# a random `dy`, so that the upstream gradient is `dy`. Numerically, a gradient is what happens to the loss when
+# one entry moves a little up and a little down, the *central difference* (lesson 3):
 
 
 # %%
@@ -49,8 +49,8 @@ def compare(name, mine, theirs):
 # %% [markdown]
 # ## A product
 #
-# For $Y = A B$, that is $Y_{ij} = \sum_k A_{ik} B_{kj}$, the entry $A_{ik}$ goes into all of row i of Y, each time with a factor
-# $B_{kj}$. So
+# For $Y = A B$, that is $Y_{ij} = \sum_k A_{ik} B_{kj}$, the entry $A_{ik}$ goes into all of row i of Y, each
+# time with a factor $B_{kj}$. So
 #
 # $$dA_{ik} = \sum_j dY_{ij}\, B_{kj}, \quad\text{that is}\quad dA = dY\, B^\top, \qquad\text{and likewise}\quad dB = A^\top dY.$$
 
@@ -63,7 +63,8 @@ compare("dB", a.T @ dy, by_differences(lambda b: a @ b, b, dy))
 # %% [markdown]
 # ## Softmax
 #
-# Let $a_i = e^{s_i} / Z$ with $Z = \sum_l e^{s_l}$. Score j is in the numerator of $a_j$ alone, and in everybody's Z:
+# Let $a_i = e^{s_i} / Z$ with $Z = \sum_l e^{s_l}$. Score j is in the numerator of $a_j$ alone, and in
+# everybody's Z:
 #
 # $$\frac{\partial a_i}{\partial s_j} = \frac{\delta_{ij} e^{s_i}}{Z} - \frac{e^{s_i} e^{s_j}}{Z^2} = a_i (\delta_{ij} - a_j) \qquad (\delta_{ij} = 1 \text{ if } i = j, \text{ else } 0)$$
 #
@@ -78,15 +79,15 @@ print("rows of the Jacobian sum to zero:", np.allclose(jacobian.sum(1), 0))
 figures.matrices([jacobian], ["how each weight answers each score"], "score j", "weight i")
 
 # %% [markdown]
-# Rows sum to zero: if all scores rise alike, nothing changes. Columns do too (the matrix is symmetric), because the weights
-# always sum to one. So for an upstream gradient of ones the true gradient is zero: a test with ones cannot see a wrong sign or a
-# lost factor, since these are zero as well.
+# Rows sum to zero: if all scores rise alike, nothing changes. Columns do too (the matrix is symmetric), because
+# the weights always sum to one. So for an upstream gradient of ones the true gradient is zero: a test with ones
+# cannot see a wrong sign or a lost factor, since these are zero as well.
 #
 # ## Exercise 1: softmax, backwards
 #
-# The chain rule says $ds_j = \sum_i da_i\, \partial a_i / \partial s_j = \sum_i da_i\, a_i (\delta_{ij} - a_j)$. Multiply it out: the matrix
-# disappears. `weights` are the result of the forward pass, `dweights` their gradient, of any number of axes; return the gradient of the
-# scores, in one line.
+# The chain rule says $ds_j = \sum_i da_i\, \partial a_i / \partial s_j = \sum_i da_i\, a_i (\delta_{ij} - a_j)$.
+# Multiply it out: the matrix disappears. `weights` are the result of the forward pass, `dweights` their gradient,
+# of any number of axes; return the gradient of the scores, in one line.
 
 
 # %%
@@ -105,8 +106,8 @@ _ = checks.softmax_back(my_softmax_back)
 # ```
 # </details>
 #
-# In words: each weight, times how far its own gradient lies above the weighted mean of all. The same numbers as with a matrix
-# for each of many rows, at a fraction of the work:
+# In words: each weight, times how far its own gradient lies above the weighted mean of all. The same numbers as
+# with a matrix for each of many rows, at a fraction of the work:
 
 # %%
 many, back = softmax(rng.standard_normal((2, 3, 50, 50)))
@@ -117,8 +118,8 @@ compare("ds", back(dmany), np.einsum("...ij,...i->...j", jacobians, dmany))
 # %% [markdown]
 # ## Line by line
 #
-# Attention of one head is three lines. Backwards, they are read from the last to the first, and each line needs what
-# went into it. Watch what must be kept: q, k, v and the weights; not the scores.
+# Attention of one head is three lines. Backwards, they are read from the last to the first, and each line needs
+# what went into it. Watch what must be kept: q, k, v and the weights; not the scores.
 
 # %%
 N, K = 5, 4
@@ -144,8 +145,8 @@ compare("dv", dv, by_differences(lambda v: head(q, k, v), v, dy))
 figures.matrices([weights, dscores], ["weights", "gradient of the scores"], "key", "query")
 
 # %% [markdown]
-# The same lines serve all heads of all images once each `.T` becomes `.swapaxes(-1, -2)`, since `@` treats the leading axes
-# as a batch. That is `scaled_dot_product` of this package, which also scales q first:
+# The same lines serve all heads of all images once each `.T` becomes `.swapaxes(-1, -2)`, since `@` treats the
+# leading axes as a batch. That is `scaled_dot_product` of this package, which also scales q first:
 
 # %%
 q, k, v, dy = rng.standard_normal((4, 2, 3, N, K))
@@ -166,10 +167,10 @@ for name, gradient, x, f in zip(
 # %% [markdown]
 # ## With the projections
 #
-# Around it lie two products with learned matrices: queries, keys and values from the tokens, and the mix of heads. Their
-# gradients are the rule for products once more, with batch and tokens summed over, as in `dkernel = np.einsum("bnd,bhnk->dhk",
-# x, dq)`. The token itself went into three products, so its gradient is a sum of three. (In float64, as all checks of
-# gradients; `p | {...}` is p with one part replaced.)
+# Around it lie two products with learned matrices: queries, keys and values from the tokens, and the mix of
+# heads. Their gradients are the rule for products once more, with batch and tokens summed over, as in
+# `dkernel = np.einsum("bnd,bhnk->dhk", x, dq)`. The token itself went into three products, so its gradient is a
+# sum of three. (In float64, as all checks of gradients; `p | {...}` is p with one part replaced.)
 
 # %%
 p = params.initialise(variants.Variant("small", 4, 12, 24, 3, 1), 0, image_size=16, channels=1)
@@ -193,8 +194,8 @@ print("the gradient of the keys' bias is zero: why?")
 # %% [markdown]
 # <details><summary>Why</summary>
 #
-# A bias of the keys adds the same number, query times bias, to all scores of a row, and softmax does not see what is
-# added to all scores alike. The keys' bias does nothing at all.
+# A bias of the keys adds the same number, query times bias, to all scores of a row, and softmax does not see what
+# is added to all scores alike. The keys' bias does nothing at all.
 # </details>
 #
 # ## Exercise 2: find the fault
@@ -212,16 +213,18 @@ _ = checks.softmax_back(broken_softmax_back)
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# It is the diagonal of the Jacobian: how each weight answers its own score. The terms beside it, $-a_i a_j$, are missing: raising
-# a score lowers all other weights.
+# It is the diagonal of the Jacobian: how each weight answers its own score. The terms beside it, $-a_i a_j$, are
+# missing: raising a score lowers all other weights.
 # </details>
 #
 # ## Summary
 #
 # - Products: dA = dY Bᵀ, dB = Aᵀ dY. Softmax: a (da - Σ a da), without a matrix.
-# - Backwards, attention needs q, k, v and the weights: N² numbers a head, for long sequences (N > 3 K) more than q, k and v.
+# - Backwards, attention needs q, k, v and the weights: N² numbers a head, for long sequences (N > 3 K) more than
+#   q, k and v.
 # - Random upstream gradients and central differences find nearly every mistake; ones miss many in a softmax.
 #
-# **In the paper.** No backward pass is given: autodiff computes it. For the 577 tokens of a 384-pixel image a layer of ViT-B keeps
-# 12 x 577 x 577 weights an image, 16 MB in float32. It grows with the fourth power of the side, which is why `in_jax`
-# can also take some queries at a time and compute their weights again on the way back.
+# **In the paper.** No backward pass is given: autodiff computes it. For the 577 tokens of a 384-pixel image a
+# layer of ViT-B keeps 12 x 577 x 577 weights an image, 16 MB in float32. It grows with the fourth power of the
+# side, which is why `in_jax` can also take some queries at a time and compute their weights again on the way
+# back.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 6. The model, its parameters and their names
 #
-# **Goal.** Stack blocks to a model, walk through its parameters, and open a checkpoint with NumPy alone. After this you can count the
-# parameters of any ViT, say where they are, and read the official names.
+# **Goal.** Stack blocks to a model, walk through its parameters, and open a checkpoint with NumPy alone. After
+# this you can count the parameters of any ViT, say where they are, and read the official names.
 
 # %%
 # %matplotlib inline
@@ -22,13 +22,15 @@ from minivit.params import flatten
 #
 # $$z' = \mathrm{MSA}(\mathrm{LN}(z)) + z \qquad z = \mathrm{MLP}(\mathrm{LN}(z')) + z'$$
 #
-# The token itself runs through all blocks and is never replaced, only added to: the *residual stream*. A block reads a normalised copy and adds
-# what it found. The gradient runs back along the same stream, so even the first block of 32 learns.
+# The token itself runs through all blocks and is never replaced, only added to: the *residual stream*. A block
+# reads a normalised copy and adds what it found. The gradient runs back along the same stream, so even the first
+# block of 32 learns.
 #
 # ## Exercise 1: the block
 #
-# `p` holds `LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`: the official names, numbered by their place in the
-# block. Use `layer_norm`, `attention` and `mlp` of `in_numpy`; each returns its result and a function that you do not need here.
+# `p` holds `LayerNorm_0`, `MultiHeadDotProductAttention_1`, `LayerNorm_2`, `MlpBlock_3`: the official names,
+# numbered by their place in the block. Use `layer_norm`, `attention` and `mlp` of `in_numpy`; each returns its
+# result and a function that you do not need here.
 
 
 # %%
@@ -70,14 +72,15 @@ _ = checks.encoder_block(broken_block)
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# The norms stand *after* the sums ("post-norm"): the stream itself is normalised in every block, and the gradient must pass through
-# every norm. Such models need a careful warm-up. ViT is "pre-norm", with one more norm at the very end.
+# The norms stand *after* the sums ("post-norm"): the stream itself is normalised in every block, and the gradient
+# must pass through every norm. Such models need a careful warm-up. ViT is "pre-norm", with one more norm at the
+# very end.
 # </details>
 #
 # ## The parameters are a tree
 #
-# No classes, no configuration: a nested dictionary. Paths joined by "/" are the names in the official files. The shapes carry the
-# architecture: patch side, channels and D from the embedding's kernel, heads from the query's.
+# No classes, no configuration: a nested dictionary. Paths joined by "/" are the names in the official files. The
+# shapes carry the architecture: patch side, channels and D from the embedding's kernel, heads from the query's.
 
 # %%
 tiny = checkpoint.load(Path.cwd().parent / "data" / "tiny.npz")
@@ -88,8 +91,9 @@ for name, array in flatten(tiny).items():
 # %% [markdown]
 # ## A checkpoint is a zip of arrays
 #
-# An `.npz` file holds each array under its name. So NumPy alone can open it, and saving is one line. (`checkpoint.load` also knows
-# the names of timm, Hugging Face and big_vision, and never unpickles. One more entry, `minivit/settings`, keeps image size and class names.)
+# An `.npz` file holds each array under its name. So NumPy alone can open it, and saving is one line.
+# (`checkpoint.load` also knows the names of timm, Hugging Face and big_vision, and never unpickles. One more
+# entry, `minivit/settings`, keeps image size and class names.)
 
 # %%
 with np.load(Path.cwd().parent / "data" / "tiny.npz", allow_pickle=False) as file:
@@ -119,9 +123,11 @@ for name in ("Ti/16", "S/16", "B/16", "L/16", "H/14"):
 # %% [markdown]
 # ## Where are they?
 #
-# A block has four matrices D x D in attention and two of D x M in its MLP: with M = 4 D that is $12 D^2$, two thirds of it MLP. Everything
-# outside the blocks is small, except for small models, whose embedding and head do not shrink as fast. Operations follow the blocks' parameters (each is used once for every token; a multiplication and an addition count as two);
-# attention adds the products of tokens with tokens, which have no parameters.
+# A block has four matrices D x D in attention and two of D x M in its MLP: with M = 4 D that is $12 D^2$, two
+# thirds of it MLP. Everything outside the blocks is small, except for small models, whose embedding and head do
+# not shrink as fast. Operations follow the blocks' parameters (each is used once for every token; a
+# multiplication and an addition count as two); attention adds the products of tokens with tokens, which have no
+# parameters.
 
 # %%
 base = params.initialise(variants.parse("B/16"), 0, image_size=224)
@@ -138,8 +144,9 @@ figures.bars(
 # %% [markdown]
 # ## Exercise 3: count them
 #
-# From the sizes alone: `v.patch`, `v.width`, `v.mlp`, `v.blocks`; images are 224x224 with 3 channels, 1000 classes, one class token. Don't forget
-# biases. The answers are official: 86,567,656 for B/16, 304,326,632 for L/16, 632,045,800 for H/14.
+# From the sizes alone: `v.patch`, `v.width`, `v.mlp`, `v.blocks`; images are 224x224 with 3 channels, 1000
+# classes, one class token. Don't forget biases. The answers are official: 86,567,656 for B/16, 304,326,632 for
+# L/16, 632,045,800 for H/14.
 
 
 # %%
@@ -164,8 +171,9 @@ _ = checks.parameter_count(my_count)
 #
 # ## The stream grows
 #
-# Each block adds; what it adds could shorten a token, but here it hardly ever does. The length of a token, from its embedding through four blocks of the
-# trained model, a mean over 500 pictures. The last LayerNorm makes every length √D = 8 again, before its own scale and bias.
+# Each block adds; what it adds could shorten a token, but here it hardly ever does. The length of a token, from
+# its embedding through four blocks of the trained model, a mean over 500 pictures. The last LayerNorm makes every
+# length √D = 8 again, before its own scale and bias.
 
 # %%
 out = {}
@@ -188,9 +196,12 @@ figures.lines(range(5), stream, "after so many blocks", "length of a token")
 # %% [markdown]
 # ## Summary
 #
-# - A ViT is embedding, L equal blocks that add to a stream, a norm, and a head; its parameters are a dictionary of named arrays.
-# - A block has about 12 D² parameters, two thirds of them in the MLP; depth and width make the size, resolution almost nothing.
+# - A ViT is embedding, L equal blocks that add to a stream, a norm, and a head; its parameters are a dictionary
+#   of named arrays.
+# - A block has about 12 D² parameters, two thirds of them in the MLP; depth and width make the size, resolution
+#   almost nothing.
 # - Names and shapes are all that a checkpoint needs; with the official names, official files open.
 #
-# **In the paper.** Table 1: ViT-Base 12 blocks, D = 768, 86 M parameters; Large 24, 1024, 307 M; Huge 32, 1280, 632 M. (L/16 has 304 M, L/32 306.5 M, with a head of
-# 1,000 classes.) Patch size is not a size of the model: B/16 and B/32 differ by 1.7 M.
+# **In the paper.** Table 1: ViT-Base 12 blocks, D = 768, 86 M parameters; Large 24, 1024, 307 M; Huge 32, 1280,
+# 632 M. (L/16 has 304 M, L/32 306.5 M, with a head of 1,000 classes.) Patch size is not a size of the model: B/16
+# and B/32 differ by 1.7 M.

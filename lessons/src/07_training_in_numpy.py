@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 7. Training in NumPy
 #
-# **Goal.** Train a Vision Transformer with gradients derived by hand, an optimiser of a few lines, and two checks that find
-# most mistakes in the first second. After this you can read any training loop, and know what to look at when it does not learn.
+# **Goal.** Train a Vision Transformer with gradients derived by hand, an optimiser of a few lines, and two checks
+# that find most mistakes in the first second. After this you can read any training loop, and know what to look at
+# when it does not learn.
 
 # %%
 # %matplotlib inline
@@ -23,7 +24,8 @@ p = params.initialise(variants.parse("tiny"), 0, image_size=28, channels=1, clas
 # %% [markdown]
 # ## The loss
 #
-# The head gives a score $s_k$ for each class, softmax makes probabilities of them, and the loss is minus the logarithm of the right one:
+# The head gives a score $s_k$ for each class, softmax makes probabilities of them, and the loss is minus the
+# logarithm of the right one:
 #
 # $$\ell = -\log \frac{e^{s_y}}{\sum_k e^{s_k}} \qquad \frac{\partial \ell}{\partial s_k} = p_k - [k = y]$$
 #
@@ -40,9 +42,10 @@ print("losses", losses.round(2))
 # %% [markdown]
 # ## First check: log K
 #
-# The head starts at zero, so all classes are equally likely, and the loss must be $\log K$: 2.303 for ten classes. Anything else before the first step is a
-# mistake in the loss or in the head. (It is blind to the rest: with a head of zeros any pictures and any labels give log K, and only the head has a
-# gradient yet. Hence the second check.)
+# The head starts at zero, so all classes are equally likely, and the loss must be $\log K$: 2.303 for ten
+# classes. Anything else before the first step is a mistake in the loss or in the head. (It is blind to the rest:
+# with a head of zeros any pictures and any labels give log K, and only the head has a gradient yet. Hence the
+# second check.)
 
 
 # %%
@@ -62,8 +65,9 @@ print(f"loss {loss:.4f}, log 10 is {np.log(10):.4f}; {len(flatten(grads))} array
 #
 # $$m \leftarrow \beta_1 m + (1 - \beta_1) g \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \qquad p \leftarrow p - \eta\, \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}$$
 #
-# A mean of past gradients, divided by their usual size: every weight moves by at most about the learning rate, however large or small its gradient is. Both means start at
-# zero and are too small in the first steps; the divisions by $1 - \beta^t$ mend that.
+# A mean of past gradients, divided by their usual size: every weight moves by at most about the learning rate,
+# however large or small its gradient is. Both means start at zero and are too small in the first steps; the
+# divisions by $1 - \beta^t$ mend that.
 #
 # ## Exercise 1: one step of Adam
 #
@@ -106,14 +110,15 @@ _ = checks.adam(broken_adam)
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# The corrections are missing. In the first step the mean is a tenth of the gradient and the root of the square a 32nd of its size: the step is three times too large.
-# After a dozen steps it is six times, after a thousand still a quarter too large: just where training is most fragile.
+# The corrections are missing. In the first step the mean is a tenth of the gradient and the root of the square a
+# 32nd of its size: the step is three times too large. After a dozen steps it is six times, after a thousand still
+# a quarter too large: just where training is most fragile.
 # </details>
 #
 # ## Second check: learn one batch by heart
 #
-# A model of 139 thousand weights can remember 16 pictures. If it cannot, some gradient is wrong, or the optimiser is. Here with `optim.update`, which is Adam with
-# decoupled weight decay on trees of arrays:
+# A model of 139 thousand weights can remember 16 pictures. If it cannot, some gradient is wrong, or the optimiser
+# is. Here with `optim.update`, which is Adam with decoupled weight decay on trees of arrays:
 
 # %%
 few, learner = batch_of(np.arange(16)), tree_map(np.copy, p)
@@ -130,8 +135,8 @@ figures.lines(range(60), {"16 pictures, by heart": remembered}, "step", "loss (n
 # %% [markdown]
 # ## The learning rate
 #
-# A Transformer's first steps are its most dangerous: Adam knows nothing about the gradients' size yet. So the rate climbs from zero (*warm-up*), and then
-# falls along a cosine, so that the last steps settle.
+# A Transformer's first steps are its most dangerous: Adam knows nothing about the gradients' size yet. So the
+# rate climbs from zero (*warm-up*), and then falls along a cosine, so that the last steps settle.
 #
 # $$\eta_t = \eta\; \min\!\Big(1, \frac{t}{w}\Big) \cdot \tfrac12 \Big(1 + \cos \pi\, \frac{\max(0, t - w)}{T - w}\Big)$$
 #
@@ -159,8 +164,9 @@ _ = checks.cosine(my_cosine)
 #
 # ## Training
 #
-# Everything together: shuffled batches, the schedule, the gradient (all arrays as one vector) clipped to length 1, weight decay. `NumPyEngine` does what the cell above did, a thread for each core
-# with its share of the batch. 150 steps of 128 pictures take a few seconds:
+# Everything together: shuffled batches, the schedule, the gradient (all arrays as one vector) clipped to length
+# 1, weight decay. `NumPyEngine` does what the cell above did, a thread for each core with its share of the batch.
+# 150 steps of 128 pictures take a few seconds:
 
 # %%
 steps, rows = 150, []
@@ -178,7 +184,8 @@ print(f"{right:.3f} of 2,000 test pictures")
 figures.curves(rows)
 
 # %% [markdown]
-# The loss is noisy, since each batch is another. `python -m minivit.train --tiny --backend numpy` goes on to 87 % in a minute and a half.
+# The loss is noisy, since each batch is another. `python -m minivit.train --tiny --backend numpy` goes on to 87 %
+# in a minute and a half.
 #
 # ## Look at the mistakes
 #
@@ -193,8 +200,10 @@ figures.examples(fashion.test_images[:20], fashion.test_labels[:20], guesses, fa
 #
 # - Before training: the loss is log K. After seconds: one batch is learned by heart.
 # - Adam moves each weight by at most about the learning rate; warm-up and cosine say how far, when.
-# - The gradient of softmax and cross-entropy together is p minus y; from there `back` of each piece does the rest.
+# - The gradient of softmax and cross-entropy together is p minus y; from there `back` of each piece does the
+#   rest.
 #
-# **In the paper.** Pre-training: Adam, batches of 4096, 10,000 steps of warm-up; weight decay 0.1 on JFT, 0.03 on ImageNet-21k, 0.3 on ImageNet; decay linear, on ImageNet
-# cosine (Table 3). Fine-tuning: SGD with momentum 0.9, batches of 512, cosine, no weight decay, gradients clipped at 1 (Table 4). `minivit.recipes` has both
-# tables as data.
+# **In the paper.** Pre-training: Adam, batches of 4096, 10,000 steps of warm-up; weight decay 0.1 on JFT, 0.03 on
+# ImageNet-21k, 0.3 on ImageNet; decay linear, on ImageNet cosine (Table 3). Fine-tuning: SGD with momentum 0.9,
+# batches of 512, cosine, no weight decay, gradients clipped at 1 (Table 4). `minivit.recipes` has both tables as
+# data.

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 8. From NumPy to JAX
 #
-# **Goal.** Read the same model in both libraries, see `grad`, `jit`, `vmap` and `scan` replace code of ours, and know
-# what makes it fast, or slow. After this you can read either twin, check a gradient, and avoid the trap that everybody falls into once.
+# **Goal.** Read the same model in both libraries, see `grad`, `jit`, `vmap` and `scan` replace code of ours, and
+# know what makes it fast, or slow. After this you can read either twin, check a gradient, and avoid the trap that
+# everybody falls into once.
 
 # %%
 # %matplotlib inline
@@ -25,8 +26,8 @@ from minivit.params import flatten, stack_blocks
 # %% [markdown]
 # ## The twins
 #
-# Every piece of this package exists twice under one name. In NumPy it returns its result and a function `back`; in
-# JAX only the result. Here is the MLP; most lines are the same.
+# Every piece of this package exists twice under one name. In NumPy it returns its result and a function `back`;
+# in JAX only the result. Here is the MLP; most lines are the same.
 
 # %%
 print(inspect.getsource(in_numpy.mlp))
@@ -36,7 +37,8 @@ print(inspect.getsource(in_jax.mlp))
 # ## grad: the backward pass for nothing
 #
 # `jax.vjp(f, p, x)` gives what a NumPy piece gives: the result, and a function from the gradient of the result to
-# the gradients of parameters and input. So every gradient that we derived by hand has a judge. For the whole model:
+# the gradients of parameters and input. So every gradient that we derived by hand has a judge. For the whole
+# model:
 
 # %%
 small = variants.Variant("small", patch=4, width=16, mlp=32, heads=2, blocks=2)
@@ -54,13 +56,13 @@ assert max(gaps.values()) < 1e-4
 print(f"the results and {len(gaps)} arrays of gradients agree to float32's rounding")
 
 # %% [markdown]
-# (Upstream gradients are random here, never ones: softmax and LayerNorm send back exactly zero for ones, and a wrong
-# gradient would pass.)
+# (Upstream gradients are random here, never ones: softmax and LayerNorm send back exactly zero for ones, and a
+# wrong gradient would pass.)
 #
 # ## jit: trace once, run often
 #
-# `jax.jit` runs a function once with *tracers* in place of arrays, writes down what it did, compiles that, and from
-# then on runs only the compiled program. The first call is slow, the next ones are not:
+# `jax.jit` runs a function once with *tracers* in place of arrays, writes down what it did, compiles that, and
+# from then on runs only the compiled program. The first call is slow, the next ones are not:
 
 # %%
 forward = jax.jit(in_jax.vit)
@@ -79,8 +81,8 @@ print("more than ten times as long:", first > 10 * later)
 # %% [markdown]
 # ## The trap: a new program every step
 #
-# Another shape, another type, or another value of an argument declared *static* makes JAX trace and compile again. A
-# learning rate that is passed as a static argument compiles one program a step. Count the traces:
+# Another shape, another type, or another value of an argument declared *static* makes JAX trace and compile
+# again. A learning rate that is passed as a static argument compiles one program a step. Count the traces:
 
 # %%
 traces = []
@@ -103,8 +105,8 @@ for how, step in (
 # %% [markdown]
 # ## Exercise: run five steps with one trace
 #
-# `step(x, rate)` is jitted. Begin with one and apply the rates 0.1 / 1, 0.1 / 2, … 0.1 / 5. A loop that begins with
-# `x = 1` gives the right number, and traces twice. What is the *type* of the first `x`, and of the second?
+# `step(x, rate)` is jitted. Begin with one and apply the rates 0.1 / 1, 0.1 / 2, … 0.1 / 5. A loop that begins
+# with `x = 1` gives the right number, and traces twice. What is the *type* of the first `x`, and of the second?
 
 
 # %%
@@ -123,14 +125,14 @@ _ = checks.traced_once(run_five)
 #         x = step(x, 0.1 / (i + 1))
 #     return x
 # ```
-# The integer 1 makes a program for integers, whose result is a float; the second call needs another program. Begin
-# with the type that the loop goes on with.
+# The integer 1 makes a program for integers, whose result is a float; the second call needs another program.
+# Begin with the type that the loop goes on with.
 # </details>
 #
 # ## vmap: write it for one, run it for many
 #
-# `vmap` adds a batch axis. Our pieces carry the batch themselves, since that is how NumPy is fast; so `vmap` is for
-# what is naturally about one example, such as the gradient of *each* image's loss.
+# `vmap` adds a batch axis. Our pieces carry the batch themselves, since that is how NumPy is fast; so `vmap` is
+# for what is naturally about one example, such as the gradient of *each* image's loss.
 
 # %%
 targets = jnp.eye(3)[jnp.array([0, 1, 2, 0, 1])]
@@ -153,10 +155,11 @@ print("norm of each image's gradient:", np.round(norms, 2))
 # %% [markdown]
 # ## scan: one block compiled, not twelve
 #
-# A Python loop over blocks is unrolled into the program. Stack the blocks' parameters on a leading axis instead, and
-# `jax.lax.scan` compiles one block. For L = 12 on a CPU that takes 2 seconds instead of 8. (Written out, there is a barrier
-# between the blocks: without it XLA fuses the whole residual stream, and computes its sums again and again.) With
-# `jax.checkpoint` the backward pass computes each block again instead of keeping its insides: a quarter of the memory.
+# A Python loop over blocks is unrolled into the program. Stack the blocks' parameters on a leading axis instead,
+# and `jax.lax.scan` compiles one block. For L = 12 on a CPU that takes 2 seconds instead of 8. (Written out,
+# there is a barrier between the blocks: without it XLA fuses the whole residual stream, and computes its sums
+# again and again.) With `jax.checkpoint` the backward pass computes each block again instead of keeping its
+# insides: a quarter of the memory.
 
 # %%
 stacked = stack_blocks(p)["Transformer"]
@@ -176,8 +179,9 @@ for blocks in (2, 4, 8):
 # ## What makes it fast on a CPU
 #
 # `python -m minivit.bench` runs both twins and other implementations in turns. This is what it measured on two
-# cores (`data/bench.csv`); 1 is timm, in PyTorch. The tiny model is ahead; Ti/16 and B/16 are not: Ti/16's products already run as
-# fast as the machine can, and a quarter of them is done twice, by the `checkpoint` from above.
+# cores (`data/bench.csv`); 1 is timm, in PyTorch. The tiny model is ahead; Ti/16 and B/16 are not: Ti/16's
+# products already run as fast as the machine can, and a quarter of them is done twice, by the `checkpoint` from
+# above.
 
 # %%
 rows = list(csv.DictReader((Path.cwd().parent / "data" / "bench.csv").open()))
@@ -188,16 +192,16 @@ figures.ratios([row for row in rows if row["what"] == "train"])
 # %% [markdown]
 # What the profiles taught, in order of gain:
 #
-# - **One device a core.** XLA shares an operation among threads badly; one program a core on its share of the batch,
-#   with the gradients averaged, is the same code that runs on eight GPUs. NumPy likewise: a thread a core with half
-#   of the batch each, and BLAS held to one thread, is twice as fast as the reverse.
+# - **One device a core.** XLA shares an operation among threads badly; one program a core on its share of the
+#   batch, with the gradients averaged, is the same code that runs on eight GPUs. NumPy likewise: a thread a core
+#   with half of the batch each, and BLAS held to one thread, is twice as fast as the reverse.
 # - **Axes.** Attention on `[B, H, N, K]` takes a seventh of the time of the same einsum on `[B, N, H, K]`; one
 #   product for queries, keys and values, then one transposition, a third of three einsums.
 # - **Gradients by hand where autodiff keeps too much.** Attention and LayerNorm have a `jax.custom_vjp` with the
 #   formulas of the NumPy twin: a fifth of the tiny model's training time.
 # - **Few large arrays.** Optimisers run over two long vectors, not over hundreds of small leaves.
-# - **Memory that stays.** Freed arrays go back to the system and return page by page. Telling the C library to keep
-#   them makes the NumPy twin a fifth faster.
+# - **Memory that stays.** Freed arrays go back to the system and return page by page. Telling the C library to
+#   keep them makes the NumPy twin a fifth faster.
 # - Not everything helps: keeping activations instead of computing them again gained nothing here, since writing
 #   them costs as much as the products that they save.
 #

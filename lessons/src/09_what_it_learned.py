@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 9. What it learned
 #
-# **Goal.** Repeat the paper's pictures of the inside (Figures 6 and 7) on a small model of our own, and read them with care. After this you
-# can draw filters, position similarity, attention distance and rollout of any ViT, and say what each of them can and cannot show.
+# **Goal.** Repeat the paper's pictures of the inside (Figures 6 and 7) on a small model of our own, and read them
+# with care. After this you can draw filters, position similarity, attention distance and rollout of any ViT, and
+# say what each of them can and cannot show.
 
 # %%
 # %matplotlib inline
@@ -25,8 +26,9 @@ from minivit import (
 )
 
 # %% [markdown]
-# The model is `tiny` with patches of 4x4 pixels, so 7x7 of them, trained for five minutes by `python -m minivit.train --model tiny/4`: 86.6 % of the test
-# pictures. One forward pass leaves all that we need in `out`, and one backward pass the gradients of the attention weights.
+# The model is `tiny` with patches of 4x4 pixels, so 7x7 of them, trained for five minutes by
+# `python -m minivit.train --model tiny/4`: 86.6 % of the test pictures. One forward pass leaves all that we need
+# in `out`, and one backward pass the gradients of the attention weights.
 
 # %%
 p = checkpoint.load(Path.cwd().parent / "data" / "tiny4.npz")
@@ -44,8 +46,8 @@ print("attention", weights.shape, "= images, blocks, heads, tokens, tokens")
 # %% [markdown]
 # ## Filters (Figure 7, left)
 #
-# The columns of the embedding's kernel are patterns of 4x4 pixels. The paper draws the *principal components* of all of them: the
-# directions in which they differ most.
+# The columns of the embedding's kernel are patterns of 4x4 pixels. The paper draws the *principal components* of
+# all of them: the directions in which they differ most.
 
 # %%
 kernel = p["embedding"]["kernel"]
@@ -62,13 +64,14 @@ assert same > 0.9
 figures.filters(main, columns=7)
 
 # %% [markdown]
-# In the paper these are smooth waves, like the basis of a picture compression: trained on hundreds of millions of pictures. Ours saw 60,000, and the filters are
-# nearly those that training began with: noise. (Noise of this shape, too, has 0.43 of its variance in four components.) The model learned *with* them.
+# In the paper these are smooth waves, like the basis of a picture compression: trained on hundreds of millions of
+# pictures. Ours saw 60,000, and the filters are nearly those that training began with: noise. (Noise of this
+# shape, too, has 0.43 of its variance in four components.) The model learned *with* them.
 #
 # ## Positions (Figure 7, centre)
 #
-# The cosine between the embedding of each place and those of all places; the map in row 3, column 5 belongs to that patch. Nobody told the model
-# that the places form a grid.
+# The cosine between the embedding of each place and those of all places; the map in row 3, column 5 belongs to
+# that patch. Nobody told the model that the places form a grid.
 
 # %%
 table = p["Transformer"]["posembed_input"]["pos_embedding"]
@@ -76,8 +79,9 @@ likeness = attention_maps.position_similarity(table, grid)
 figures.positions([likeness], ["how alike the 49 places are"])
 
 # %% [markdown]
-# Every place is most like itself, which must be. But also: like the one above and below, and like its *mirror image* on the other side. The training pictures are
-# clothes, symmetric from left to right; probably that is why. So columns show clearly, and rows faintly; in numbers:
+# Every place is most like itself, which must be. But also: like the one above and below, and like its *mirror
+# image* on the other side. The training pictures are clothes, symmetric from left to right; probably that is why.
+# So columns show clearly, and rows faintly; in numbers:
 
 # %%
 y, x = np.indices(grid).reshape(2, -1)
@@ -98,14 +102,16 @@ figures.bars({"mean cosine": means})
 # %% [markdown]
 # ## Attention distance (Figure 7, right)
 #
-# How far away is what a head looks at? The distance in pixels between the query's patch and each key's, weighted by attention; a mean over queries and images.
-# The class token has no place: it is left out, and the other weights are scaled to sum to one again. With $g_i$ the row and column of patch i, for one head:
+# How far away is what a head looks at? The distance in pixels between the query's patch and each key's, weighted
+# by attention; a mean over queries and images. The class token has no place: it is left out, and the other
+# weights are scaled to sum to one again. With $g_i$ the row and column of patch i, for one head:
 #
 # $$d = \frac1N \sum_{i, j} A_{ij}\; P\, \lVert g_i - g_j \rVert$$
 #
 # ## Exercise 1: the distance
 #
-# For one head: `weights` is `[N, N]`, rows are queries and sum to one, the class token is already out; `grid` is (rows, columns); the result is in pixels.
+# For one head: `weights` is `[N, N]`, rows are queries and sum to one, the class token is already out; `grid` is
+# (rows, columns); the result is in pixels.
 
 
 # %%
@@ -132,9 +138,10 @@ uniform = attention_maps.patch_distances(grid, patch).mean()
 figures.distances(distance, uniform)
 
 # %% [markdown]
-# The paper's large models have, in their first blocks, heads that look far *and* heads that stay near; later all look far. Here there are no near ones: all heads
-# of all blocks are about as far as if they looked at everything alike (dotted). That is a mean and hides that they are choosy, as the
-# next picture shows. With 49 patches and 60,000 pictures probably nothing presses the model to become a convolution.
+# The paper's large models have, in their first blocks, heads that look far *and* heads that stay near; later all
+# look far. Here there are no near ones: all heads of all blocks are about as far as if they looked at everything
+# alike (dotted). That is a mean and hides that they are choosy, as the next picture shows. With 49 patches and
+# 60,000 pictures probably nothing presses the model to become a convolution.
 #
 # ## Heads
 #
@@ -152,15 +159,17 @@ figures.heads(boot)
 # %% [markdown]
 # ## Rollout (Figure 6)
 #
-# One block's attention says which *tokens* were mixed, and these are mixtures already. Rollout (Abnar and Zuidema, arXiv 2005.00928) follows them back to the
-# patches. It *assumes* that in each block a token is half what it was (the residual connection) and half what its heads looked at; the product of all blocks would say how
+# One block's attention says which *tokens* were mixed, and these are mixtures already. Rollout (Abnar and
+# Zuidema, arXiv 2005.00928) follows them back to the patches. It *assumes* that in each block a token is half
+# what it was (the residual connection) and half what its heads looked at; the product of all blocks would say how
 # much of each patch is in the class token, if attention were all that mixes.
 #
 # $$\tilde A_\ell = \mathrm{rows\ to\ sum\ one}\big(\tfrac1H \textstyle\sum_h A_{\ell h} + I\big) \qquad R = \tilde A_L \cdots \tilde A_2\, \tilde A_1$$
 #
 # ## Exercise 2: rollout
 #
-# Of one image, `[L, H, N, N]`. Take the heads' *maximum* instead of their mean: then the rows must really be normalised.
+# Of one image, `[L, H, N, N]`. Take the heads' *maximum* instead of their mean: then the rows must really be
+# normalised.
 
 
 # %%
@@ -202,12 +211,14 @@ _ = checks.rollout(broken_rollout)
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# Without `keepdims` the sums of the rows are a flat vector, which NumPy lays along the *columns*: entry (i, j) is divided by the sum of row j.
-# For a mean of heads every row of A + I sums to 2, and the fault is invisible; with the maximum the rows no longer sum to one.
+# Without `keepdims` the sums of the rows are a flat vector, which NumPy lays along the *columns*: entry (i, j) is
+# divided by the sum of row j. For a mean of heads every row of A + I sums to 2, and the fault is invisible; with
+# the maximum the rows no longer sum to one.
 # </details>
 #
-# Side by side: rollout with the mean, maximum and minimum of the heads, and weighted by the *gradient* of the chosen class's score, so that only attention which speaks for
-# that class counts (Chefer et al., arXiv 2103.15679): $\bar A = \frac1H \sum_h \max(0, \nabla A_h \odot A_h)$ in place of the mean.
+# Side by side: rollout with the mean, maximum and minimum of the heads, and weighted by the *gradient* of the
+# chosen class's score, so that only attention which speaks for that class counts (Chefer et al., arXiv
+# 2103.15679): $\bar A = \frac1H \sum_h \max(0, \nabla A_h \odot A_h)$ in place of the mean.
 
 # %%
 some = [0, 2, 6, 11]
@@ -219,14 +230,17 @@ maps = {name: attention_maps.on_the_grid(flow, grid, 1) for name, flow in flows.
 figures.overlays(images[some], maps, [fashion.classes[guesses[i]] for i in some])
 
 # %% [markdown]
-# "mean" and "max" agree roughly (the garment more than the empty ground), and differ in detail; "min" keeps what all heads share and is mostly noise here.
-# None of them is *the* explanation: rollout knows nothing of values, MLPs and norms.
+# "mean" and "max" agree roughly (the garment more than the empty ground), and differ in detail; "min" keeps what
+# all heads share and is mostly noise here. None of them is *the* explanation: rollout knows nothing of values,
+# MLPs and norms.
 #
 # ## Summary
 #
-# - Filters and positions are weights and can be looked at directly; ours show symmetry and columns, not the paper's smooth waves.
+# - Filters and positions are weights and can be looked at directly; ours show symmetry and columns, not the
+#   paper's smooth waves.
 # - Attention distance is a mean; look at single heads before you believe it.
 # - Rollout multiplies the blocks' attention with the residual half; rows sum to one, or something is wrong.
 #
-# **In the paper.** Figure 7 is of ViT-L (filters, positions of L/32; distances of L/16); Figure 6 of L/16 on ImageNet pictures. `python -m minivit.figures
-# --checkpoint FILE --images data/photos` draws all of these for any checkpoint; on large pre-trained files the textbook patterns appear.
+# **In the paper.** Figure 7 is of ViT-L (filters, positions of L/32; distances of L/16); Figure 6 of L/16 on
+# ImageNet pictures. `python -m minivit.figures --checkpoint FILE --images data/photos` draws all of these for any
+# checkpoint; on large pre-trained files the textbook patterns appear.

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 10. Higher resolution
 #
-# **Goal.** Take a trained model to larger pictures: resize its position table, measure what that is worth, and fine-tune. After this you can write
-# the interpolation, and know four ways in which it goes wrong without an error.
+# **Goal.** Take a trained model to larger pictures: resize its position table, measure what that is worth, and
+# fine-tune. After this you can write the interpolation, and know four ways in which it goes wrong without an
+# error.
 
 # %%
 # %matplotlib inline
@@ -35,8 +36,9 @@ table = p["Transformer"]["posembed_input"]["pos_embedding"]
 # %% [markdown]
 # ## What has the wrong shape?
 #
-# Pictures twice as large, patches of the same 7x7 pixels: four times as many tokens (section 3.2 of the paper). The blocks do not care how many there
-# are. One array does: the position table, a row for each of the 4x4 places and one for the class token.
+# Pictures twice as large, patches of the same 7x7 pixels: four times as many tokens (section 3.2 of the paper).
+# The blocks do not care how many there are. One array does: the position table, a row for each of the 4x4 places
+# and one for the class token.
 
 # %%
 large = batches.fit(fashion.test_images[:1000], (56, 56), 1)
@@ -49,8 +51,8 @@ figures.gallery([fashion.test_images[0], large[0]], ["28x28: 16 patches", "56x56
 # %% [markdown]
 # ## One axis
 #
-# Pretend that the old table samples something smooth at m = 4 places; we want it at n = 8. The official code lays the end points on the end points, and draws straight
-# lines between:
+# Pretend that the old table samples something smooth at m = 4 places; we want it at n = 8. The official code lays
+# the end points on the end points, and draws straight lines between:
 #
 # $$\mathrm{new}_i = (1 - t)\, \mathrm{old}_{\lfloor s \rfloor} + t\, \mathrm{old}_{\lfloor s \rfloor + 1} \qquad s = i\, \frac{m - 1}{n - 1}, \quad t = s - \lfloor s \rfloor$$
 #
@@ -94,7 +96,8 @@ _ = checks.resize_row(my_resize_row)
 #
 # ## Exercise 2: find the fault
 #
-# Most libraries' `resize` does this, and it is no mistake for pictures. Why is it not what the official weights were fine-tuned with?
+# Most libraries' `resize` does this, and it is no mistake for pictures. Why is it not what the official weights
+# were fine-tuned with?
 
 
 # %%
@@ -110,14 +113,16 @@ _ = checks.resize_row(broken_resize_row)
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# It takes the places for the centres of pixels ("half-pixel" or `align_corners=False`): corners move inwards, and the outermost are clamped. Both
-# rules are sound; the official code uses the other one. From 14 to 24 places they read the old table at points up to 0.2 of a place apart.
+# It takes the places for the centres of pixels ("half-pixel" or `align_corners=False`): corners move inwards, and
+# the outermost are clamped. Both rules are sound; the official code uses the other one. From 14 to 24 places they
+# read the old table at points up to 0.2 of a place apart.
 # </details>
 #
 # ## Two axes
 #
-# Rows first, then columns, or the reverse: the same, since each is a product from its own side. With the weights as matrices $R$ and $C$, each
-# feature's grid becomes $R\, G\, C^\top$. The class token has no place: its row is copied.
+# Rows first, then columns, or the reverse: the same, since each is a product from its own side. With the weights
+# as matrices $R$ and $C$, each feature's grid becomes $R\, G\, C^\top$. The class token has no place: its row is
+# copied.
 
 
 # %%
@@ -138,7 +143,8 @@ np.testing.assert_allclose(again[0, 1:][corners], table[0, 1:][corners], atol=1e
 print("by hand and minivit's agree; corners survive the way back")
 
 # %% [markdown]
-# Each small map: how alike the position at this place is to all others. The new table is the old one, drawn finer.
+# Each small map: how alike the position at this place is to all others. The new table is the old one, drawn
+# finer.
 
 # %%
 old = attention_maps.position_similarity(table, (4, 4))
@@ -148,8 +154,9 @@ figures.positions([old, new], ["4x4 places, learned", "8x8 places, resized"])
 # %% [markdown]
 # ## Trap: along the sequence
 #
-# A table of 16 rows can be stretched to 64 in one line, without a grid. Then the end of each row of patches is mixed with the beginning of the next one.
-# Nothing complains. One feature of the table, the one with the largest entry, the right way and the wrong one:
+# A table of 16 rows can be stretched to 64 in one line, without a grid. Then the end of each row of patches is
+# mixed with the beginning of the next one. Nothing complains. One feature of the table, the one with the largest
+# entry, the right way and the wrong one:
 
 # %%
 along = np.array([np.interp(np.linspace(0, 15, 64), np.arange(16), c) for c in table[0, 1:].T]).T
@@ -159,12 +166,14 @@ shown.append(along[:, feature].reshape(8, 8))
 figures.matrices(shown, ["learned", "resized as a grid", "stretched as a row"], "column", "row")
 
 # %% [markdown]
-# (Two more: the class token's row must not be resized with the others; and SciPy's `zoom`, which the official code calls, writes zeros into the last row and
-# column for some sizes, such as 8 to 26, where a rounded position falls an ulp outside.)
+# (Two more: the class token's row must not be resized with the others; and SciPy's `zoom`, which the official
+# code calls, writes zeros into the last row and column for some sizes, such as 8 to 26, where a rounded position
+# falls an ulp outside.)
 #
 # ## What is it worth?
 #
-# Before any training: freeze the model, fit a linear head on 500 enlarged pictures, and count right answers on 1,000 others.
+# Before any training: freeze the model, fit a linear head on 500 enlarged pictures, and count right answers on
+# 1,000 others.
 
 # %%
 some = replace(
@@ -191,13 +200,14 @@ assert worth["56x56, resized as a grid"] > worth["56x56, stretched as a row"] + 
 figures.bars({"% of 1,000 test pictures": {name: 100 * share for name, share in worth.items()}})
 
 # %% [markdown]
-# The pictures have no more detail than before, and a patch of 7 pixels now sees half as much in each direction: so the larger size costs accuracy here, with whatever positions.
-# Positions that were resized as a grid are worth eight points more than random ones; stretched as a row, nothing.
+# The pictures have no more detail than before, and a patch of 7 pixels now sees half as much in each direction:
+# so the larger size costs accuracy here, with whatever positions. Positions that were resized as a grid are worth
+# eight points more than random ones; stretched as a row, nothing.
 #
 # ## Fine-tuning
 #
-# `finetune.adapt` puts a new head of zeros on the model and resizes its positions. Then training goes on, as in lesson 7, with small steps. Both ways for
-# 25 steps:
+# `finetune.adapt` puts a new head of zeros on the model and resizes its positions. Then training goes on, as in
+# lesson 7, with small steps. Both ways for 25 steps:
 
 # %%
 numbers, curves, tuned = datasets.batch_indices, {}, {}
@@ -219,13 +229,16 @@ assert tuned["corners"] > tuned["random"] + 0.04
 figures.lines(range(5, 26), curves, "step", "loss, mean of five", marker="")
 
 # %% [markdown]
-# The lead stays for a while. (Both are below the probe's numbers: its head was fitted exactly, this one began at zero 25 steps ago.)
+# The lead stays for a while. (Both are below the probe's numbers: its head was fitted exactly, this one began at
+# zero 25 steps ago.)
 #
 # ## Summary
 #
 # - Only the position table knows the image's size; resize it as a grid, the class token's row aside.
-# - Corners on corners is the official rule; half-pixel rules give other numbers, a row instead of a grid gives nonsense.
+# - Corners on corners is the official rule; half-pixel rules give other numbers, a row instead of a grid gives
+#   nonsense.
 # - Nothing fails when it is done wrong: accuracy is lower (here by eight points), and that is all one sees.
 #
-# **In the paper.** Pre-training at 224, fine-tuning at 384: from 14x14 to 24x24 patches (518 for H/14). It is, says section 3.2, the only place where the 2-D
-# structure of images is put into the model by hand, besides the patches themselves.
+# **In the paper.** Pre-training at 224, fine-tuning at 384: from 14x14 to 24x24 patches (518 for H/14). It is,
+# says section 3.2, the only place where the 2-D structure of images is put into the model by hand, besides the
+# patches themselves.

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 11. Learning without labels
 #
-# **Goal.** Corrupt half of a picture's patches and let the model say what was there: the paper's masked patch prediction (section 4.6). After this
-# you can build its corruption and its targets, and judge by numbers what it is good for.
+# **Goal.** Corrupt half of a picture's patches and let the model say what was there: the paper's masked patch
+# prediction (section 4.6). After this you can build its corruption and its targets, and judge by numbers what it
+# is good for.
 
 # %%
 # %matplotlib inline
@@ -34,11 +35,12 @@ fashion = datasets.load("fashion-mnist")
 # %% [markdown]
 # ## Which patches, and what becomes of them
 #
-# As in BERT: half of the patches are *corrupted*. Of these, 80 % become one learned vector, the mask; 10 % become the embedding of another patch of the
-# same picture; 10 % stay as they are. All of them must be predicted, also those that stayed: the model cannot know which patches it may trust.
+# As in BERT: half of the patches are *corrupted*. Of these, 80 % become one learned vector, the mask; 10 % become
+# the embedding of another patch of the same picture; 10 % stay as they are. All of them must be predicted, also
+# those that stayed: the model cannot know which patches it may trust.
 #
-# Note that *embeddings* are replaced, not pixels, and that positions are added afterwards: the model knows *where* something is missing. For one picture of
-# 16 patches, a patch after the other:
+# Note that *embeddings* are replaced, not pixels, and that positions are added afterwards: the model knows
+# *where* something is missing. For one picture of 16 patches, a patch after the other:
 
 # %%
 rng = np.random.default_rng(5)
@@ -50,7 +52,8 @@ for patch in sorted(chosen):
     print(f"patch {patch} becomes {fate}")
 
 # %% [markdown]
-# `masking.draw_corruption` does that for a batch, from a seed, so that both twins see the same. Over 5,000 pictures:
+# `masking.draw_corruption` does that for a batch, from a seed, so that both twins see the same. Over 5,000
+# pictures:
 
 # %%
 drawn = masking.draw_corruption(np.random.default_rng(0), batch=5000, patches=16)
@@ -69,8 +72,9 @@ figures.bars({"% of all patches": shares})
 # %% [markdown]
 # ## What to predict: 512 colours
 #
-# Pixels are too many and too noisy, so the paper asks for the patch's *mean colour*, in 3 bits a channel: $8 \cdot 8 \cdot 8 = 512$ classes, and a cross-entropy as for any
-# classes. Level 0 holds the means below 32, level 7 those from 224. The label is $64\, r + 8\, g + b$.
+# Pixels are too many and too noisy, so the paper asks for the patch's *mean colour*, in 3 bits a channel:
+# $8 \cdot 8 \cdot 8 = 512$ classes, and a cross-entropy as for any classes. Level 0 holds the means below 32,
+# level 7 those from 224. The label is $64\, r + 8\, g + b$.
 #
 # ## Exercise 1: the label
 #
@@ -111,8 +115,9 @@ _ = checks.mean_color(broken_label)
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# A channel of 255: 255 / 255 * 8 is 8, and there are only the levels 0 to 7. White gets label 584, where the last is 511; worse, pure blue gets 8, which is valid and
-# wrong. Few frameworks complain about a label that does not exist: with JAX, indexing takes the last class instead, and `one_hot` gives a row of zeros.
+# A channel of 255: 255 / 255 * 8 is 8, and there are only the levels 0 to 7. White gets label 584, where the last
+# is 511; worse, pure blue gets 8, which is valid and wrong. Few frameworks complain about a label that does not
+# exist: with JAX, indexing takes the last class instead, and `one_hot` gives a row of zeros.
 # </details>
 #
 # On the drawn data set `shapes`, the target as a picture: every patch painted in the middle of its colour's box.
@@ -129,12 +134,13 @@ figures.gallery(pairs, 3 * ["picture", "its 16 targets"])
 # %% [markdown]
 # ## The loss sees the corrupted patches only
 #
-# Otherwise the model would spend its strength on copying what it sees. With C the corrupted patches, kept ones included, and $c_i$ the label of patch i:
+# Otherwise the model would spend its strength on copying what it sees. With C the corrupted patches, kept ones
+# included, and $c_i$ the label of patch i:
 #
 # $$\ell = -\frac{1}{|C|} \sum_{i \in C} \log p_i(c_i)$$
 #
-# So the gradient of all other predictions must be exactly zero, and the loss of nothing corrupted must be 0, not 0 / 0. (Random scores, as here, are worse than none:
-# half a nat above log 512.)
+# So the gradient of all other predictions must be exactly zero, and the loss of nothing corrupted must be 0, not
+# 0 / 0. (Random scores, as here, are worse than none: half a nat above log 512.)
 
 # %%
 rng = np.random.default_rng(1)
@@ -155,8 +161,8 @@ print(f"loss {loss:.2f} (log 512 is {np.log(512):.2f}), of nothing {nothing:.0f}
 # %% [markdown]
 # ## Train it
 #
-# The same encoder; in place of the head one layer that predicts 512 colours for every patch, and the mask. 100 steps on pictures in colour, without one label.
-# The loss begins at $\log 512 = 6.24$.
+# The same encoder; in place of the head one layer that predicts 512 colours for every patch, and the mask. 100
+# steps on pictures in colour, without one label. The loss begins at $\log 512 = 6.24$.
 
 # %%
 start = params.initialise(variants.parse("tiny/8"), 0, image_size=32, channels=3, classes=1)
@@ -177,9 +183,11 @@ series = {"colour of corrupted patches": losses}
 figures.lines(range(100), series, "step", "loss (nats)", marker="", level=entropy)
 
 # %% [markdown]
-# After 20 steps it knows how common each colour is (dotted: the best that is possible without looking, 4.0 nats); the rest comes from the other patches of the picture. To look at something finer, here is a model that was trained for 3,000 steps on clothes (`python
-# -m minivit.train --tiny --objective downsampled --steps 3000`), with the paper's second target: every patch shrunk to 4x4 cells of one colour each (of 8, since
-# the pictures are grey).
+# After 20 steps it knows how common each colour is (dotted: the best that is possible without looking, 4.0 nats);
+# the rest comes from the other patches of the picture. To look at something finer, here is a model that was
+# trained for 3,000 steps on clothes (`python -m minivit.train --tiny --objective downsampled --steps 3000`), with
+# the paper's second target: every patch shrunk to 4x4 cells of one colour each (of 8, since the pictures are
+# grey).
 
 # %%
 p, description = checkpoint.inspect(DATA / "masked.npz")
@@ -191,13 +199,13 @@ said, _ = in_numpy.masked_vit(p, given, corruption.masked, corruption.source)
 figures.mosaic(masking.mosaic(batch, said, "downsampled", (7, 7)))
 
 # %% [markdown]
-# Half of a garment is often enough: the heel, the second leg. Where it is not, the most probable colour is painted: sleeves lose their light edge, and the bag loses
-# a corner.
+# Half of a garment is often enough: the heel, the second leg. Where it is not, the most probable colour is
+# painted: sleeves lose their light edge, and the bag loses a corner.
 #
 # ## Is it good for anything?
 #
-# The encoder is then fine-tuned with few labels, 600 steps, and compared with the same steps from scratch. All runs are recorded in `data/masked.csv`; means of three
-# seeds, with the commands in README:
+# The encoder is then fine-tuned with few labels, 600 steps, and compared with the same steps from scratch. All
+# runs are recorded in `data/masked.csv`; means of three seeds, with the commands in README:
 
 # %%
 rows = list(csv.DictReader((DATA / "masked.csv").open()))
@@ -212,15 +220,18 @@ for count in ("10", "100"):
 figures.bars(panels)
 
 # %% [markdown]
-# Pictures without labels are worth 10 to 12 points with ten labels a class, 5 to 6 with a hundred; the same compute without them gains little (against flips and shifts, the best
-# row without pre-training, it is 6 to 8 points and 3 to 4). All three targets help
-# about alike (seeds differ by one to two points), so the simplest one will do.
+# Pictures without labels are worth 10 to 12 points with ten labels a class, 5 to 6 with a hundred; the same
+# compute without them gains little (against flips and shifts, the best row without pre-training, it is 6 to 8
+# points and 3 to 4). All three targets help about alike (seeds differ by one to two points), so the simplest one
+# will do.
 #
 # ## Summary
 #
-# - Corrupt half of the embeddings: 80 % mask, 10 % another patch, 10 % kept; predict all of these and nothing else.
+# - Corrupt half of the embeddings: 80 % mask, 10 % another patch, 10 % kept; predict all of these and nothing
+#   else.
 # - The target is the mean colour in 512 boxes; integers, and mind the white patch.
 # - It helps most where labels are few: measure against the same compute without it.
 #
-# **In the paper.** ViT-B/16, a million steps on JFT-300M without its labels, then fine-tuned on ImageNet: 79.9 %, two points above training from scratch, four below
-# supervised pre-training. No code was published. 15 % corruption instead of half was slightly worse, and so was predicting all pixels.
+# **In the paper.** ViT-B/16, a million steps on JFT-300M without its labels, then fine-tuned on ImageNet: 79.9 %,
+# two points above training from scratch, four below supervised pre-training. No code was published. 15 %
+# corruption instead of half was slightly worse, and so was predicting all pixels.

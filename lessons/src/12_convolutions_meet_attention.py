@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 12. Convolutions meet attention
 #
-# **Goal.** Build a convolution, see what it knows that a ViT must learn, and compare three families: ViT, ResNet and the hybrid of both. After this you
-# can say what an inductive bias is, in numbers, and when it helps.
+# **Goal.** Build a convolution, see what it knows that a ViT must learn, and compare three families: ViT, ResNet
+# and the hybrid of both. After this you can say what an inductive bias is, in numbers, and when it helps.
 
 # %%
 # %matplotlib inline
@@ -20,8 +20,8 @@ from minivit.params import flatten
 rng = np.random.default_rng(12)
 
 # %% [markdown]
-# An *inductive bias* is what a model assumes before it has seen any data. A convolution assumes two things of pictures: that near pixels belong together (*locality*), and that a
-# pattern means the same everywhere.
+# An *inductive bias* is what a model assumes before it has seen any data. A convolution assumes two things of
+# pictures: that near pixels belong together (*locality*), and that a pattern means the same everywhere.
 #
 # ## A convolution
 #
@@ -29,8 +29,9 @@ rng = np.random.default_rng(12)
 #
 # $$y_{ijf} = \sum_{a, b, c} x_{(si + a)(sj + b)c}\; k_{abcf}$$
 #
-# With stride s the windows are s pixels apart. At the border something must be added: with "SAME" padding, enough zeros that the result has $\lceil n / s \rceil$ places.
-# An edge detector on a photograph, with loops over the windows:
+# With stride s the windows are s pixels apart. At the border something must be added: with "SAME" padding, enough
+# zeros that the result has $\lceil n / s \rceil$ places. An edge detector on a photograph, with loops over the
+# windows:
 
 # %%
 photo = images.read(Path.cwd().parent / "data" / "photos" / "coffee.jpg", channels=1)
@@ -61,8 +62,9 @@ figures.gallery(
 # %% [markdown]
 # ## As one product
 #
-# All windows, one a row, are a matrix, `[places, 3 * 3 * C]`; the kernel is `[3 * 3 * C, F]`. That is how `conv2d` does it, and why its
-# backward pass is that of a product, with the windows' gradients added back to where they came from.
+# All windows, one a row, are a matrix, `[places, 3 * 3 * C]`; the kernel is `[3 * 3 * C, F]`. That is how
+# `conv2d` does it, and why its backward pass is that of a product, with the windows' gradients added back to
+# where they came from.
 
 # %%
 windows = np.lib.stride_tricks.sliding_window_view(x[0], (3, 3), axis=(0, 1))  # [h, w, C, 3, 3]
@@ -79,7 +81,8 @@ print("one product, and its gradient by differences")
 # %% [markdown]
 # ## Exercise 1: convolution
 #
-# One picture, a 3x3 kernel, stride 1 or 2, "SAME" padding: the result has ⌈n / stride⌉ rows, and an odd pixel of padding goes *after* the picture.
+# One picture, a 3x3 kernel, stride 1 or 2, "SAME" padding: the result has ⌈n / stride⌉ rows, and an odd pixel of
+# padding goes *after* the picture.
 
 
 # %%
@@ -106,7 +109,8 @@ _ = checks.conv2d(my_conv)
 #
 # ## Exercise 2: find the fault
 #
-# PyTorch's `padding=1` for a 3x3 kernel. With stride 1 it is right. With stride 2 and an even side, where does each window lie?
+# PyTorch's `padding=1` for a 3x3 kernel. With stride 1 it is right. With stride 2 and an even side, where does
+# each window lie?
 
 
 # %%
@@ -121,15 +125,18 @@ _ = checks.conv2d(broken_conv)
 # %% [markdown]
 # <details><summary>What is wrong</summary>
 #
-# An even side with stride 2 needs one row of zeros in all, and "SAME" puts it after the picture; here it goes before, so every window lies one pixel
-# further up and left. Nothing fails, but an official hybrid loaded into such a network has its features shifted. (BiT itself pads as PyTorch does; README's table "Which ViT is this?" says who does what.)
+# An even side with stride 2 needs one row of zeros in all, and "SAME" puts it after the picture; here it goes
+# before, so every window lies one pixel further up and left. Nothing fails, but an official hybrid loaded into
+# such a network has its features shifted. (BiT itself pads as PyTorch does; README's table "Which ViT is this?"
+# says who does what.)
 # </details>
 #
 # ## What a convolution knows
 #
-# Shift the picture by the stride, and the result is shifted by one place: *translation equivariance*, by construction, away from the borders. A ViT's patch embedding *is* a
-# convolution, but of stride 7 here: for any shift but whole patches it must learn from examples that a shoe further left is a shoe; and adding positions ends even that. How
-# much does the result change when the picture moves, after the shift is undone?
+# Shift the picture by the stride, and the result is shifted by one place: *translation equivariance*, by
+# construction, away from the borders. A ViT's patch embedding *is* a convolution, but of stride 7 here: for any
+# shift but whole patches it must learn from examples that a shoe further left is a shoe; and adding positions
+# ends even that. How much does the result change when the picture moves, after the shift is undone?
 
 # %%
 shoe = datasets.normalise(datasets.load("fashion-mnist").test_images[:1])
@@ -166,12 +173,13 @@ for name, layer, stride in (
     assert (by_one > 0.1) == (stride > 1)
 
 # %% [markdown]
-# A ResNet is convolutions in blocks that add, as in lesson 6, with fewer places and more channels from stage to stage. It is not exactly equivariant either, but nearly so for small
-# shifts, and local in every layer.
+# A ResNet is convolutions in blocks that add, as in lesson 6, with fewer places and more channels from stage to
+# stage. It is not exactly equivariant either, but nearly so for small shifts, and local in every layer.
 #
 # ## The hybrid
 #
-# The paper's third family (section 3.1): a small ResNet makes a feature map, and *its* places become the tokens, patches of 1x1. Everything after that is the same encoder.
+# The paper's third family (section 3.1): a small ResNet makes a feature map, and *its* places become the tokens,
+# patches of 1x1. Everything after that is the same encoder.
 
 # %%
 hybrid = params.initialise(variants.parse("tiny-hybrid"), 0, image_size=28, channels=1, classes=10)
@@ -195,8 +203,9 @@ figures.bars({"million operations an image": cost, "thousand parameters": size})
 # %% [markdown]
 # ## The comparison
 #
-# All three on Fashion-MNIST with the same operations in all (500 steps of the ViT, 438 of the hybrid, 508 of the ResNet, which has 1.7 times the parameters), with 1,000, 10,000 and
-# 60,000 pictures; three seeds each, recorded in `data/families.csv` (a minute a run).
+# All three on Fashion-MNIST with the same operations in all (500 steps of the ViT, 438 of the hybrid, 508 of the
+# ResNet, which has 1.7 times the parameters), with 1,000, 10,000 and 60,000 pictures; three seeds each, recorded
+# in `data/families.csv` (a minute a run).
 
 # %%
 results = {}
@@ -208,15 +217,18 @@ for images_seen in (1000, 10_000, 60_000):
 figures.data_sizes(results, [1000, 10_000, 60_000])
 
 # %% [markdown]
-# The ResNet wins at every size, by 2.4 to 2.8 points over the ViT: what it assumes need not be learned, and perhaps 500 steps are too few to learn it. The hybrid gains 1.4 points where
-# pictures are few (one deviation is 0.8), and loses 0.7 where they are many. So the small experiment shows the first half of the paper's story. The second half, that the ViT
-# overtakes, needs tens of millions of pictures: no laptop shows it.
+# The ResNet wins at every size, by 2.4 to 2.8 points over the ViT: what it assumes need not be learned, and
+# perhaps 500 steps are too few to learn it. The hybrid gains 1.4 points where pictures are few (one deviation is
+# 0.8), and loses 0.7 where they are many. So the small experiment shows the first half of the paper's story. The
+# second half, that the ViT overtakes, needs tens of millions of pictures: no laptop shows it.
 #
 # ## Summary
 #
 # - A convolution is a product with all windows; sharing the kernel makes it equivariant under shifts.
-# - A ViT has little of that built in: patches, the same weights for each, and the grid when positions are resized. It pays with data.
+# - A ViT has little of that built in: patches, the same weights for each, and the grid when positions are
+#   resized. It pays with data.
 # - With few pictures the prior wins, here as in the paper; mind padding when you compare or convert.
 #
-# **In the paper.** With ImageNet alone (1.3 M pictures) ViT-L is worse than ViT-B, and both are below BiT; with ImageNet-21k (14 M) ViT-L and ViT-B are level; with JFT (303 M) ViT-L is ahead (Figure 3). For the same
-# accuracy a ViT needs two to four times less compute than a ResNet; hybrids help at small budgets only (Figure 5).
+# **In the paper.** With ImageNet alone (1.3 M pictures) ViT-L is worse than ViT-B, and both are below BiT; with
+# ImageNet-21k (14 M) ViT-L and ViT-B are level; with JFT (303 M) ViT-L is ahead (Figure 3). For the same accuracy
+# a ViT needs two to four times less compute than a ResNet; hybrids help at small budgets only (Figure 5).

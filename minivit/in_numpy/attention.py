@@ -12,11 +12,11 @@ def softmax(s):  # [..., N] -> [..., N]
 
     The largest score is subtracted first: no exponential overflows, and the result is the same.
     """
-    exponentials = np.exp(s - s.max(-1, keepdims=True))
-    a = exponentials / exponentials.sum(-1, keepdims=True)
+    a = np.exp(s - s.max(-1, keepdims=True))
+    a /= a.sum(-1, keepdims=True)
 
     def back(da):  # keeps a alone: the Jacobian diag(a) - a a^T is never formed
-        return a * (da - (da * a).sum(-1, keepdims=True))
+        return a * (da - np.vecdot(da, a)[..., None])
 
     return a, back
 
