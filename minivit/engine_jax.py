@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from . import optim
 from .datasets import normalise
 from .in_jax import OBJECTIVES, model
-from .layouts import EVERYWHERE, LAYOUTS, SHARED, state_specs
+from .layouts import EVERYWHERE, LAYOUTS, SHARED, shapes, state_specs
 from .params import (
     count,
     flatten,
@@ -73,11 +73,6 @@ def stacked(params):
     blocks = depth(params.get("Transformer", {}))
     many = blocks >= SCAN_FROM or (blocks > 1 and token_count(params) > FEW_TOKENS)
     return stack_blocks(params) if many else params
-
-
-def shapes(tree):
-    """What `unpack` and `jax.eval_shape` need to know of it."""
-    return tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
 
 
 def fits(params, images):  # images that a device has at a time -> bool

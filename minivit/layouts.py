@@ -17,12 +17,17 @@ from .shapes import depth
 EVERYWHERE, SHARED = PartitionSpec(), PartitionSpec("batch")
 
 
+def shapes(tree):
+    """What `unpack` and `jax.eval_shape` need to know of it."""
+    return tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
 class Replicated:
     """Every device has all parameters, and all take the mean of their gradients."""
 
     def __init__(self, like, devices):
         """`like` is the tree of trained parameters, or their shapes."""
-        self.like = tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+        self.like = shapes(like)
 
     def store(self, tree):  # -> {"kernel": vector, "other": vector}
         """All leaves end to end: an optimiser then does a few long operations, not many short."""
@@ -74,7 +79,7 @@ class FullySharded:
         self.devices, self.stacked = devices, "encoderblock" in like.get("Transformer", {})
         zeros = tree_map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), like)
         blocks, rest = self.divide(zeros)
-        self.rest = tree_map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), rest)
+        self.rest = shapes(rest)
         self.blocks = tree_map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), blocks)
 
     def divide(self, tree):  # -> blocks on a leading axis (maybe none), the rest

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path.cwd().parent))  # so that it runs from a clone, with
 import numpy as np
 
 from minivit import checks, figures, params, variants
+from minivit.checks.judge import by_differences  # which lesson 3 builds
 from minivit.in_numpy import attention, scaled_dot_product, softmax
 
 rng = np.random.default_rng(5)
@@ -25,21 +26,10 @@ rng = np.random.default_rng(5)
 # `back`. Given the gradient of a loss with respect to the *result* (the *upstream* gradient), `back` returns the
 # gradient with respect to the *input*. To try a piece alone any loss will do; we take `(result * dy).sum()` with
 # a random `dy`, so that the upstream gradient is `dy`. Numerically, a gradient is what happens to the loss when
-# one entry moves a little up and a little down, the *central difference* (lesson 3):
+# one entry moves a little up and a little down: `by_differences` does that with every entry (lesson 3).
 
 
 # %%
-def by_differences(f, x, dy, step=1e-5):  # gradient of (f(x) * dy).sum() at x
-    slope = np.zeros_like(x)
-    for place in np.ndindex(x.shape):
-        moved = x.copy()
-        moved[place] += step
-        up = (f(moved) * dy).sum()
-        moved[place] -= 2 * step
-        slope[place] = (up - (f(moved) * dy).sum()) / (2 * step)
-    return slope
-
-
 def compare(name, mine, theirs):
     gap = np.abs(mine - theirs).max() / np.abs(theirs).max()
     print(f"{name:8} {'agrees' if gap < 1e-6 else 'DIFFERS'}")

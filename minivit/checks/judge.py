@@ -129,6 +129,18 @@ def compared(yours, given, expected, tolerance=1e-9):  # -> function: words or N
     return tried
 
 
+def by_differences(f, x, dy, step=1e-5):  # -> gradient of (f(x) * dy).sum() at x
+    """Central differences, the judge of all derivations; lesson 3 builds them, and the step."""
+    slope = np.zeros_like(x)
+    for place in np.ndindex(x.shape):
+        moved = x.copy()
+        moved[place] += step
+        up = (f(moved) * dy).sum()
+        moved[place] -= 2 * step
+        slope[place] = (up - (f(moved) * dy).sum()) / (2 * step)
+    return slope
+
+
 def generator(seed):
     """Numbers that a case's seed decides."""
     return np.random.default_rng(seed)

@@ -206,8 +206,7 @@ def parameter_count(yours):
 
     def judge(name):
         variant = variants.parse(name)
-        return f"for ViT-{name}", compared(
-            yours, (variant,), variants.parameter_count(variant), 0.5
-        )
+        right = variants.parameter_count(variant)
+        return f"for ViT-{name}", compared(yours, (variant,), right, 0)
 
     return checked("parameter_count", list(COUNTED), judge)

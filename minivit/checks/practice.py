@@ -106,9 +106,8 @@ def rollout(yours):
         scores = generator(seed).normal(scale=2, size=(*shape, tokens, tokens))
         weights, _ = softmax(scores)
         expected = attention_maps.rollout(weights[None], "max")[0]
-        return f"for attention of shape {list(weights.shape)}", compared(
-            yours, (weights,), expected
-        )
+        words = f"for attention of shape {list(weights.shape)}"
+        return words, compared(yours, (weights,), expected)
 
     return checked("rollout", st.tuples(*(st.integers(1, n) for n in (3, 2, 3, 99))), judge)
 
