@@ -1,6 +1,6 @@
 """Shared by all tests: JAX with two CPU devices, and the numbers of other implementations."""
 
-import tempfile
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +15,19 @@ from minivit.shapes import patch_grid
 
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 2)
-# The same programs are built again and again: compile each once.
-CACHE = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-jax.config.update("jax_compilation_cache_dir", CACHE.name)
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+# What the programs compute is tested here, not how fast; optimising them takes most of the time.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # for the commands that tests start
+jax.config.update(
+    "jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1"
+)
+# The same programs are built again and again: both workers, the commands that they start and the
+# next run find them compiled.
+CACHE = os.environ.setdefault(
+    "JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent.parent / ".pytest_cache" / "xla")
+)
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+jax.config.update("jax_compilation_cache_dir", CACHE)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 # New shapes compile, so the first example is slow; derandomised, so that a run can be repeated.
 settings.register_profile("minivit", deadline=None, derandomize=True, max_examples=50)
