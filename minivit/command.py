@@ -43,9 +43,9 @@ def number(least=-math.inf, most=math.inf, open_left=False, open_right=False):
 def within(kind, name, least, most, open_left, open_right):
     """What reads a text as a number, or says which numbers would do."""
     bounds = []
-    if math.isfinite(least):
+    if least != -math.inf:
         bounds.append(f"{'above' if open_left else 'at least'} {least:,}")
-    if math.isfinite(most) and most != MOST:
+    if most != math.inf:
         bounds.append(f"{'below' if open_right else 'at most'} {most:,}")
     wanted = " and ".join(bounds) if bounds else "finite"
 
@@ -54,11 +54,12 @@ def within(kind, name, least, most, open_left, open_right):
             value = kind(text)
         except ValueError:  # also of more digits than Python reads
             raise argparse.ArgumentTypeError(f"is {text[:40]}, not {name}") from None
-        inside = least <= value <= most and math.isfinite(value)
+        inside = least <= value <= most and abs(value) != math.inf
         if not inside or (open_left and value == least) or (open_right and value == most):
             raise argparse.ArgumentTypeError(f"is {text[:40]}; it must be {wanted}")
         return value
 
+    read.limits = kind, least, most, open_left, open_right  # for tests of every option
     return read
 
 
@@ -138,8 +139,9 @@ def run(name, work, *, remedy="try smaller images or fewer of them", patient=Fal
     """Call `work()` and return its status; say in one line what a user can mend.
 
     Warnings are one line each too, without the source that a user did not write. `remedy` is what
-    helps where memory is short. Status 2 is a mistake, 130 an interruption. A reader that has gone
-    (`… | head`) is no error: the command ends, or if it is `patient` goes on in silence.
+    helps where memory is short, or a function that says it then. Status 2 is a mistake, 130 an
+    interruption. A reader that has gone (`… | head`) is no error: the command ends, or if it is
+    `patient` goes on in silence.
     """
     start()
     if patient:
@@ -167,6 +169,7 @@ def run(name, work, *, remedy="try smaller images or fewer of them", patient=Fal
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            return say(f"minivit.{name}: error: the memory does not suffice; {remedy}", 2)
+            helps = remedy() if callable(remedy) else remedy
+            return say(f"minivit.{name}: error: the memory does not suffice; {helps}", 2)
         except KeyboardInterrupt:
             return say(f"minivit.{name}: interrupted", 130)

@@ -11,19 +11,22 @@ from functools import partial
 import numpy as np
 from tqdm import tqdm
 
-from . import checkpoint, datasets, evaluate, masking, optim, states
+from . import checkpoint, command, datasets, evaluate, masking, optim, states
 from .architecture import token_grid, token_pixels
 from .batches import fit, portion, scores
 from .in_numpy import masked_vit
 from .params import tree_map
+from .progress import progress
 
 METRICS = ["step", "images", "learning_rate", "loss", "accuracy"]
 METRICS += ["validation_loss", "validation_accuracy", "test_loss", "test_accuracy"]
 SHOWN = 8  # images of a mosaic
-DIVERGED = (
-    "minivit.train: error: the loss is no longer finite; "
-    "lower --learning-rate, or raise --warmup-steps"
-)
+CALMER = "lower --learning-rate, or raise --warmup-steps"
+
+
+def counted(number, what):  # -> "1 step", "2 steps"
+    """A number of things, in English."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 class Interrupt:
@@ -57,7 +60,7 @@ class Run:
     def __init__(self, args, dataset, held_out, batches, folder, engine):
         self.args, self.dataset, self.held_out = args, dataset, held_out
         self.batches, self.folder, self.engine = batches, folder, engine
-        self.leads, self.writer, self.lock = args.processes.leads, None, None
+        self.leads, self.writer = args.processes.leads, None
         self.first, self.rows, self.pending = 0, [], []
         self.best, self.best_accuracy, self.since_best = None, -1.0, 0
 
@@ -70,7 +73,12 @@ class Run:
     def say(self, text):
         """Print it once, not once a process, and not into the moving bar."""
         if self.leads:
-            tqdm.write(text)
+            tqdm.write(command.literal(text))
+
+    def complain(self, text):
+        """The same for what went wrong."""
+        if self.leads:
+            print(command.literal(f"minivit.train: error: {text}"), file=sys.stderr)
 
     def train(self):  # -> steps done, why it ended early
         """The loop: a batch, a step, now and then a row of metrics, a validation, a picture."""
@@ -78,13 +86,9 @@ class Run:
         if 0 < args.patience <= self.since_best:  # it had ended just before it was killed
             return self.first, "stopped"
         interrupt = Interrupt()
-        pause = 0.1 if sys.stderr.isatty() else 15  # a log file needs no moving bar
-        bar = partial(tqdm, unit="img", unit_scale=True, dynamic_ncols=True, mininterval=pause)
-        bar = partial(bar, disable=not self.leads)
         rate = partial(optim.schedule, base=args.learning_rate, total=total, decay=args.decay)
         try:
-            done = self.first * args.batch_size
-            with bar(total=total * args.batch_size, initial=done) as bar:
+            with self.bar() as bar:
                 for step in range(self.first, total):
                     if self.asked_to_stop(interrupt, step):
                         self.save_state(step)
@@ -96,12 +100,20 @@ class Run:
                         float(numbers[0])  # wait for it
                         seconds = time.perf_counter() - args.start
                         self.say(f"first step after {seconds:.1f} s")
+                        bar.set_description()
                     bar.update(args.batch_size)
                     if why := self.after(step + 1, learning_rate, bar):
                         return step + 1, why
             return total, None
         finally:
             interrupt.close()
+
+    def bar(self):
+        """The images of all steps; with JAX the first step takes a while to be compiled."""
+        size, what = self.args.batch_size, "compiling" if self.args.backend == "jax" else None
+        options = {"initial": self.first * size, "unit_scale": True, "delay": 0}
+        options["disable"] = None if self.leads else True
+        return progress(what=what, total=self.args.steps * size, **options)
 
     def asked_to_stop(self, interrupt, step):  # -> bool
         """Whether to stop before a step; several processes must agree on which."""
@@ -118,7 +130,7 @@ class Run:
             if not np.isfinite(losses).any():
                 return "diverged"
             row = {"step": done, "images": done * args.batch_size, "learning_rate": learning_rate}
-            row["loss"] = float(np.nanmean(losses))
+            row["loss"] = float(losses[np.isfinite(losses)].mean())
             if np.isfinite(right).any():
                 row["accuracy"] = float(np.nanmean(right))
             self.write(row)
@@ -142,10 +154,12 @@ class Run:
         record |= {"best_accuracy": self.best_accuracy, "since_best": self.since_best}
         if self.best:
             record["best_step"], tree["best"] = self.best
+        record["data"] = self.dataset.identity()
         states.write(self.folder, done, tree, record)
 
     def load_state(self, tree, record):
         """The reverse of `save_state`."""
+        datasets.check_identity(record["data"], self.dataset, f"the state in {self.folder}")
         self.engine.load_state(tree)
         self.rows = record["rows"]
         self.pending = [tuple(numbers) for numbers in record["pending"]]
@@ -156,7 +170,10 @@ class Run:
     def validate(self, done):  # -> why to stop
         """A row about the held-out images; keep the weights if they are the best so far."""
         images, labels = self.held_out
-        result = evaluate.summary(self.logits(images), labels)
+        logits = self.logits(images, "validation")
+        if not np.isfinite(logits).all():
+            return "diverged"
+        result = evaluate.summary(logits, labels)
         row = {"step": done, "images": done * self.args.batch_size}
         row |= {"validation_loss": result["loss"], "validation_accuracy": result["accuracy"]}
         self.write(row)
@@ -166,11 +183,11 @@ class Run:
             self.best = done, tree_map(np.copy, self.engine.snapshot())
         return "stopped" if 0 < self.args.patience <= self.since_best else None
 
-    def logits(self, images):  # uint8 [B, ...] -> [B, classes]
+    def logits(self, images, what):  # uint8 [B, ...] -> [B, classes]
         """Class scores of images of the data set's own size, in parts that fit into memory."""
         args = self.args
         size = max(args.batch_size // args.accumulate, portion(args.image_size))
-        return scores(self.engine, images, args.image_size, args.channels, size)
+        return scores(self.engine, images, args.image_size, args.channels, size, what)
 
     def draw_mosaic(self, done):
         """What a masked model sees and says of some test images, always the same."""
@@ -196,21 +213,28 @@ class Run:
         size = portion(args.image_size, self.engine.multiple)
         drawn = self.batches.corruption(args.image_size, len(images), 0, datasets.TEST)
         total = np.zeros(2)
-        for begin in range(0, len(images), size):
-            here = slice(begin, begin + size)
-            part = fit(images[here], args.image_size, args.channels)
-            batch = masking.masked_batch(part, drawn.rows(here), args.objective, self.batches.patch)
-            total += len(part) * np.array(self.engine.measure(batch), np.float64)
+        with progress(total=len(images), what="test") as bar:
+            for begin in range(0, len(images), size):
+                here = slice(begin, begin + size)
+                part = fit(images[here], args.image_size, args.channels)
+                rows = drawn.rows(here)
+                batch = masking.masked_batch(part, rows, args.objective, self.batches.patch)
+                total += len(part) * np.array(self.engine.measure(batch), np.float64)
+                bar.update(len(part))
         return (total / len(images)).tolist()
 
-    def test(self, steps):  # -> result
+    def test(self, steps):  # -> result; None where the weights say nothing that is a number
         """Loss and accuracy on every test image, and the pictures."""
         logits, labels = None, self.dataset.test_labels
         if self.args.objective == "classes":
-            logits = self.logits(self.dataset.test_images)
+            logits = self.logits(self.dataset.test_images, "test")
+            if not np.isfinite(logits).all():
+                return None
             result = evaluate.summary(logits, labels)
         else:
             result = dict(zip(("loss", "accuracy"), self.test_masked(), strict=True))
+            if not math.isfinite(result["loss"]):
+                return None
         row = {"step": steps, "images": steps * self.args.batch_size}
         row["test_loss"] = result["loss"]
         if math.isfinite(result["accuracy"]):
@@ -250,16 +274,21 @@ class Run:
 
     @contextlib.contextmanager
     def writing(self):
-        """Hold the run's lock, and its metrics open, in the process that writes."""
+        """Hold the metrics open in the process that writes; say how to go on after a full disk."""
         if not self.leads:
             yield
             return
-        path = self.folder / "metrics.csv"
-        with self.lock, open(path, "w", newline="", buffering=1) as file:
-            self.writer = csv.DictWriter(file, METRICS)
-            self.writer.writeheader()
-            self.writer.writerows(self.rows)
-            yield
+        try:
+            with open(self.folder / "metrics.csv", "w", newline="", buffering=1) as file:
+                self.writer = csv.DictWriter(file, METRICS)
+                self.writer.writeheader()
+                self.writer.writerows(self.rows)
+                yield
+        except OSError as error:
+            if not error.strerror:
+                raise
+            text = f"{error.strerror}; mend that, then go on with --resume {self.folder}"
+            raise OSError(error.errno, text, str(error.filename or self.folder)) from None
 
     def __call__(self):  # -> exit status
         """Train, save, test."""
@@ -274,32 +303,35 @@ class Run:
                 better = f"validation {self.best_accuracy:.2%}, the best of {steps} steps"
                 self.say(f"kept the weights after step {kept}: {better}")
             path = self.save()
-            if why == "diverged" and self.leads:
-                print(DIVERGED, file=sys.stderr)
+            if why == "diverged":
+                self.complain(f"the loss is no longer finite; {CALMER}")
             if why in ("diverged", "interrupted"):
                 self.say(f"{why} after {steps} of {self.args.steps} steps; weights: {path}")
                 if why == "interrupted":
                     self.say(f"go on with --resume {self.folder}")
                 return 130 if why == "interrupted" else 1
             result = self.test(kept)
+            if result is None:
+                self.complain(f"with the weights in {path} scores are not finite; {CALMER}")
+                return 1
         if self.leads:
             states.remove(self.folder)
             seconds["all"] = time.perf_counter() - self.args.start
             print(self.report(result, seconds, steps))
-            names = sorted(p.name for p in self.folder.iterdir())
-            print(f"{', '.join(names)} are in {self.folder}")
+            names = sorted(p.name for p in self.folder.iterdir() if p.name[0] != ".")
+            print(command.literal(f"{', '.join(names)} are in {self.folder}"))
         return 0
 
     def report(self, result, seconds, steps):  # -> text
         """The table at the end."""
-        lines, images = [], len(self.dataset.test_images)
+        lines, images = [], counted(len(self.dataset.test_images), "test image")
         if "by_class" in result:
             lines.append(f"{'class':<14}accuracy")
             pairs = zip(self.dataset.classes, result["by_class"], strict=True)
-            lines += [f"{name:<14}{share:8.1%}" for name, share in pairs]
-            lines.append(f"{'all':<14}{result['accuracy']:8.2%} of {images} test images")
+            lines += [f"{command.literal(name):<14}{share:8.1%}" for name, share in pairs]
+            lines.append(f"{'all':<14}{result['accuracy']:8.2%} of {images}")
         elif math.isfinite(result["accuracy"]):
-            what = f"of what is asked about {images} test images"
+            what = f"of what is asked about {images}"
             lines.append(f"{'right':<14}{result['accuracy']:8.2%} {what}")
         speed = (steps - self.first) * self.args.batch_size / seconds["training"]
         lines += [
@@ -308,5 +340,6 @@ class Run:
             f"{'whole command':<14}{seconds['all']:7.1f}s",
         ]
         if skipped := int(self.engine.state["skipped"]):
-            lines.append(f"{skipped} steps had a gradient that was not finite and changed nothing")
+            steps = counted(skipped, "step")
+            lines.append(f"{steps} had a gradient that was not finite and changed nothing")
         return "\n".join(lines)
