@@ -1,6 +1,7 @@
 """What the machine offers."""
 
 import ctypes
+import math
 import os
 from pathlib import Path
 
@@ -14,6 +15,18 @@ def cores():
         return max(1, min(len(allowed), round(int(share) / int(period))))
     except (OSError, ValueError):  # no such file, or "max": no quota
         return len(allowed)
+
+
+def memory():  # -> bytes
+    """How much memory this process may use, by the machine and its container's limit."""
+    try:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows
+        return math.inf
+    try:
+        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such file, or "max": no limit
+        return whole
 
 
 def keep_memory():

@@ -164,7 +164,7 @@ def newest(folder, like, mend=True):  # -> step, tree, record; 0, None, None whe
         try:
             arrays, record = read(path)
         except checkpoint.CheckpointError as error:
-            warnings.warn(f"{path} is passed over: {error}", stacklevel=2)
+            warnings.warn(f"{error}; this state is passed over", stacklevel=2)
             if mend:
                 path.rename(path.with_name(path.name + DAMAGED))
             continue

@@ -8,6 +8,7 @@ On two cores that takes about a minute and reaches 87 % on the 10,000 test image
 import contextlib
 import io
 import itertools
+import math
 import re
 import signal
 import sys
@@ -32,13 +33,13 @@ from . import (
     states,
     variants,
 )
-from .architecture import image_channels, is_resnet, token_pixels
+from .architecture import image_channels, is_resnet, token_grid, token_pixels
 from .augmentation import Augmentation
 from .batches import Batches
-from .loop import Run
-from .machine import keep_memory
+from .loop import Run, counted
+from .machine import keep_memory, memory
 from .params import count, initialise, tree_map
-from .processes import ALONE, join
+from .processes import ALONE, join, use_all_cores
 
 
 def read_init(args):  # -> parameters, description; or two times None
@@ -89,9 +90,47 @@ def start_from_file(args, classes, params, description):  # -> name, parameters
     return name, tree_map(lambda leaf: leaf.astype("float32"), params)
 
 
+def check_memory(args, init):
+    """Refuse before any work what cannot fit: a batch's pictures, and the input of every block.
+
+    A step takes a multiple of that. What an accelerator holds is not known here.
+    """
+    if not on_cpu(args.backend):
+        return
+    size, images = args.image_size, args.batch_size // args.accumulate / args.processes.count
+    need = images * math.prod(size) * (4 + args.accumulate)  # float32 [-1, 1], and all the bytes
+    params, sizes = init if args.init else (None, vars(variants.parse(args.model)))
+    if "blocks" in sizes:  # no ResNet
+        grid = token_grid(params, size) if args.init else None
+        tokens = math.prod(grid) if grid else variants.tokens(variants.parse(args.model), size)
+        kept = tokens * sizes["width"] * (2 if args.dtype == "bfloat16" else 4)
+        if args.backend == "numpy":  # all weights of attention
+            kept += 4 * sizes["heads"] * tokens**2
+        need += images * sizes["blocks"] * kept
+    if need > memory():
+        raise ValueError(
+            f"a step takes {need / 2**30:,.1f} GB at the least, and there are "
+            f"{memory() / 2**30:,.1f}; {remedy(args)}"
+        )
+
+
+def on_cpu(backend):  # -> bool
+    """Whether the machine's own memory is what counts."""
+    if backend == "numpy":
+        return True
+    with contextlib.suppress(Exception):  # `engines.make` says what is wrong with JAX
+        import jax
+
+        use_all_cores()
+        return jax.default_backend() == "cpu"
+    return False
+
+
 def open_output(args, name):  # -> folder, held for this run
     """Make the output folder and prove that it can be written; never one that holds a result."""
     folder = args.output
+    if folder is not None:
+        check_empty(folder)
     try:
         if folder is None:
             folder = new_folder(Path("runs") / name.replace("/", "-"))
@@ -103,12 +142,17 @@ def open_output(args, name):  # -> folder, held for this run
         raise OSError(
             f"cannot write to {folder or 'runs'}: {error.strerror}; choose another --output"
         ) from None
+    check_empty(folder)  # once more: now nobody else can begin here
+    return folder
+
+
+def check_empty(folder):
+    """Refuse a folder that holds what a run would overwrite."""
     for result in ("checkpoint.npz", "metrics.csv", "run.json"):
         if (folder / result).exists():
             raise FileExistsError(f"{folder} holds a {result} already; choose another --output")
-    if states.numbered(folder):
+    if folder.is_dir() and states.numbered(folder):
         raise FileExistsError(f"{folder} holds states of another run; choose another --output")
-    return folder
 
 
 def new_folder(base):  # -> path
@@ -179,6 +223,7 @@ def prepare(args):  # -> Run
     init = read_init(args)
     if args.init:
         options.check_needs(args, is_resnet(init[0]))
+    check_memory(args, init)
     dataset, held_out = read_data(args, init[1]["channels"] if args.init else 3)
     options.complete(args, len(dataset.train_images))
     name, params = start(args, dataset, init)
@@ -268,16 +313,20 @@ def work(args, argv):  # -> exit status
 
 def remedy(args):  # -> text
     """What helps where memory is short."""
-    if not args.batch_size:
-        return "try a smaller --image-size"
-    size = "x".join(map(str, args.image_size)) if args.image_size else "unknown size"
-    text = f"a batch is {args.batch_size} images of {size}: try"
-    if args.resume:
-        return f"{text} --shard fsdp, --chunk 256, or another machine"
-    text += f" --batch-size {max(1, args.batch_size // 2)}, --accumulate {2 * args.accumulate}"
+    size = "x".join(map(str, args.image_size or ()))
+    helps = ["a smaller --image-size"]
     if args.backend == "jax" and args.shard == "data":
-        text += ", --shard fsdp"
-    return f"{text} or a smaller --image-size"
+        helps.insert(0, "--shard fsdp")
+    if not args.batch_size or not size:
+        return f"try {' or '.join(helps)}"
+    if args.resume:  # all else is settled
+        helps = [*helps[:-1], "--chunk 64", "a larger machine"]
+    elif args.batch_size % (2 * args.accumulate) == 0:
+        helps = [f"--accumulate {2 * args.accumulate}", *helps]
+    if args.batch_size > 1 and not args.resume:
+        helps = [f"--batch-size {args.batch_size // 2}", *helps]
+    images = counted(args.batch_size, "image")
+    return f"a batch is {images} of {size}: try {', '.join(helps[:-1])} or {helps[-1]}"
 
 
 def main(argv=None):  # -> exit status
