@@ -1,9 +1,20 @@
 """What the machine offers."""
 
+import contextlib
 import ctypes
 import math
 import os
 from pathlib import Path
+
+with contextlib.suppress(ImportError):  # Windows has no such thing
+    import resource
+
+CGROUPS = Path("/sys/fs/cgroup")
+# Limit, use, and what of the use is a cache that goes when memory is short: cgroups 2, then 1.
+MEMORY_FILES = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def cores():
@@ -17,16 +28,36 @@ def cores():
         return len(allowed)
 
 
-def memory():  # -> bytes
-    """How much memory this process may use, by the machine and its container's limit."""
-    try:
-        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # Windows
-        return math.inf
-    try:
-        return min(whole, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no such file, or "max": no limit
-        return whole
+def numbers(path):  # lines "name: 12 kB" or "name 12" -> {name: 12}
+    """What the system says in a file of names and numbers."""
+    lines = (line.replace(":", " ").split() for line in Path(path).read_text().splitlines())
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def memory():  # -> bytes; infinity where the system does not say
+    """How much more memory this process may take: by the machine, its container and its limits."""
+    free = [math.inf]
+    with contextlib.suppress(OSError, KeyError):
+        free.append(numbers("/proc/meminfo")["MemAvailable"] * 1024)
+    for folder, limit, used, cache in MEMORY_FILES:
+        with contextlib.suppress(OSError, ValueError, KeyError):  # none, or "max": no limit
+            limit, used = (int((CGROUPS / folder / name).read_text()) for name in (limit, used))
+            free.append(limit - used + numbers(CGROUPS / folder / "memory.stat")[cache])
+    with contextlib.suppress(NameError, OSError, ValueError, AttributeError):
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            free.append(limit - pages * resource.getpagesize())
+    return max(0, min(free))
+
+
+def check_memory(needed, what, remedy):  # bytes
+    """Refuse what cannot fit before it is begun: a system that runs out of memory kills."""
+    if needed > (free := memory()):
+        raise MemoryError(
+            f"{what} takes at least {needed / 1e9:,.1f} GB of memory, "
+            f"and {free / 1e9:,.1f} GB are free; {remedy}"
+        )
 
 
 def keep_memory():

@@ -1,0 +1,62 @@
+"""What the machine offers: memory by the system, the container and the process's limit."""
+
+import subprocess
+import sys
+
+import pytest
+
+from minivit import machine
+
+GIGABYTE = 2**30
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        # 8 of 10 GB are used, of which 3 are a cache.
+        ({"memory.max": 10, "memory.current": 8, "memory.stat": "anon 5\ninactive_file {3}"}, 5),
+        ({"memory.max": "max", "memory.current": 8, "memory.stat": "inactive_file {3}"}, None),
+        (
+            {
+                "memory/memory.limit_in_bytes": 10,
+                "memory/memory.usage_in_bytes": 8,
+                "memory/memory.stat": "inactive_file {1}\ntotal_inactive_file {3}",
+            },
+            5,
+        ),
+        ({"memory/memory.limit_in_bytes": 2**33, "memory/memory.usage_in_bytes": 8}, None),
+        ({}, None),
+    ],
+    ids=["two", "two without a limit", "one", "one without a limit", "none"],
+)
+def test_memory_of_a_container(files, free, tmp_path, monkeypatch):
+    """Its limit, less what is used, the cache not counted; in both versions of control groups."""
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path)
+    whole = machine.memory()
+    for name, value in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(value, int):
+            value = value * GIGABYTE
+        elif "{" in value:
+            value = value.replace("{1}", str(GIGABYTE)).replace("{3}", str(3 * GIGABYTE))
+        path.write_text(f"{value}\n")
+    # What others take and give back meanwhile is less than a gigabyte.
+    expected = whole if free is None else min(whole, free * GIGABYTE)
+    assert machine.memory() == pytest.approx(expected, abs=GIGABYTE)
+
+
+def test_memory_under_a_limit():
+    """`ulimit -v` counts, less what the process has already."""
+    code = "import resource; resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
+    code += "from minivit import machine; print(machine.memory())"
+    free = int(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    assert 2**29 < free < 2**30
+
+
+def test_what_cannot_fit_is_refused(monkeypatch):
+    """With what was asked for, what there is, and what to do."""
+    monkeypatch.setattr(machine, "memory", lambda: 2e9)
+    machine.check_memory(2e9, "a batch", "take less")
+    with pytest.raises(MemoryError, match=r"a batch takes at least 3\.0 GB of memory, and 2\.0 GB"):
+        machine.check_memory(3e9, "a batch", "take less")
