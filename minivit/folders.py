@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .images import EXTENSIONS, ImageError, read, resize_and_crop
+from .images import EXTENSIONS, ImageError, read_at
 
 THREADS = 4  # Pillow lets go of Python's lock while it decodes
 TEST_FOLDERS = ("test", "val", "validation")
@@ -85,7 +85,7 @@ def decode(examples, size, channels, strict):  # -> uint8 [B, height, width, C],
 
     def attempt(example):
         try:
-            return resize_and_crop(read(example[0], channels), *size, crop=1), example[1]
+            return read_at(example[0], size, channels, crop=1), example[1]
         except ImageError as error:
             return str(error), None
 

@@ -39,6 +39,18 @@ def read(path, channels=3):  # -> uint8 [height, width, channels]
         raise ImageError(f"{path} cannot be read: {error}") from None
 
 
+def read_at(path, size, channels=3, crop=7 / 8):  # -> uint8 [height, width, channels]
+    """A picture as it is meant to be seen, its centre at the size (height, width).
+
+    Every fault is an `ImageError`, so one picture never stops those after it.
+    """
+    image = read(path, channels)
+    try:
+        return resize_and_crop(image, *size, crop)
+    except ValueError as error:
+        raise ImageError(f"{path} cannot be resized: {error}") from None
+
+
 def to_array(picture, channels):  # Pillow image -> uint8 [height, width, channels]
     """One channel or three, whatever the mode."""
     mode = picture.mode
@@ -60,13 +72,19 @@ def resize_and_crop(image, height, width, crop=7 / 8):  # uint8 [h, w, C] -> [he
     `crop` is the share of the shorter side that is kept: 7/8 is the 256 to 224 of big_vision's
     evaluation. Bilinear, smoothed when shrinking.
     """
-    h, w, channels = image.shape
-    scale = min(h / height, w / width) * crop  # source pixels for each new one
-    rows, columns = height * scale, width * scale
-    box = ((w - columns) / 2, (h - rows) / 2, (w + columns) / 2, (h + rows) / 2)
+    channels = image.shape[-1]
+    box = crop_box(*image.shape[:2], height, width, crop)
     picture = Image.fromarray(image[..., 0] if channels == 1 else image)
     picture = picture.resize((width, height), Image.Resampling.BILINEAR, box=box)
     return np.asarray(picture).reshape(height, width, channels)
+
+
+def crop_box(h, w, height, width, crop):  # -> left, top, right, bottom in pixels of the source
+    """What `resize_and_crop` keeps of h x w pixels, never outside of them."""
+    scale = min(h / height, w / width) * crop  # source pixels for each new one
+    # 224 * (450 / 224) is above 450 by rounding, and Pillow refuses a box that begins below 0.
+    rows, columns = min(h, height * scale), min(w, width * scale)
+    return (w - columns) / 2, (h - rows) / 2, (w + columns) / 2, (h + rows) / 2
 
 
 def find(paths):  # files and folders -> files, sorted within a folder

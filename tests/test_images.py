@@ -135,6 +135,44 @@ def test_crop_is_height_then_width():
     assert official.shape == (224, 224, 3)
 
 
+SIDES = (28, 56, 112, 224, 384, 392, 448, 512)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("crop", [1, 7 / 8])
+def test_a_box_lies_within_its_picture(side, crop):
+    """Every short side to 5,000, upright, lying and square: rounding takes the box nowhere else."""
+    for short in range(1, 5001):
+        for h, w in ((short, short), (short, 4 * short // 3), (4 * short // 3, short)):
+            left, top, right, bottom = images.crop_box(h, w, side, side, crop)
+            assert 0 <= left < right <= w
+            assert 0 <= top < bottom <= h
+            # A few roundings of numbers as large as the picture.
+            assert abs(right - left - crop * min(h, w)) <= 1e-15 * 4 * w
+            assert abs(left + right - w) <= 1e-15 * w
+
+
+@pytest.mark.parametrize("short", [29, 58, 116, 232, 450, 464, 900, 928])
+def test_sides_that_round_up(short):
+    """224 * (450 / 224) is above 450: ordinary pictures of 600x450 were refused."""
+    image = np.full((short, 4 * short // 3, 1), 7, np.uint8)
+    for each in (image, image.transpose(1, 0, 2)):
+        for side in (28, 56, 112, 224, 448):
+            assert (images.resize_and_crop(each, side, side, crop=1) == 7).all()
+
+
+def test_a_picture_that_cannot_be_resized_is_named(tmp_path, monkeypatch):
+    """Whatever goes wrong is of this picture, so that those after it are still looked at."""
+    Image.new("L", (3, 2)).save(tmp_path / "x.png")
+
+    def fail(*_):
+        raise ValueError("no box")
+
+    monkeypatch.setattr(images, "crop_box", fail)
+    with pytest.raises(images.ImageError, match=r"x\.png cannot be .*no box"):
+        images.read_at(tmp_path / "x.png", (2, 2))
+
+
 def test_finding_pictures(tmp_path):
     """IMG-14, IMG-17, IMG-18: sorted, capitals, hidden ones left out, any alphabet."""
     for name in ["b.JPG", "a.png", "ångström 猫/é 🐱.PnG", ".hidden/c.png", ".d.png", "e.txt"]:
