@@ -31,8 +31,8 @@ from .archives import (  # noqa: F401 - part of this module for those who read a
 )
 from .foreign import check_numbers, listed
 from .params import flatten, natural_order, unflatten
+from .shapes import LONGEST_SIDE
 
-LARGEST = 10_000  # pixels of a side of an image, or rows of a grid
 # Endings that promise a format, and the dialects that are written in it.
 ENDINGS = {".npz": "npz", ".safetensors": "safetensors"}
 ENDINGS |= dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".h5", ".onnx", ".npy"), "another format")
@@ -165,7 +165,7 @@ def pair_of_numbers(value):
     return (
         isinstance(value, list)
         and len(value) == 2
-        and all(type(n) is int and 0 < n <= LARGEST for n in value)
+        and all(type(n) is int and 0 < n <= LONGEST_SIDE for n in value)
     )
 
 

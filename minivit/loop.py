@@ -255,22 +255,29 @@ class Run:
             shown = d.test_images[:40], d.test_labels[:40], logits[:40].argmax(-1), d.classes
             figures.examples(*shown).savefig(self.folder / "examples.png", dpi=100)
 
-    def save(self):  # -> path; None where another process writes
-        """The checkpoint; what its shapes will not tell travels along."""
-        params, size = self.engine.snapshot(), self.args.image_size
-        if not self.leads:
-            return None
-        settings, grid = dict(self.args.settings), token_grid(params, size)
+    def settings(self, params):  # -> dictionary
+        """What the shapes of a checkpoint will not tell: classes, data, size, grid and so on."""
+        size, grid = self.args.image_size, token_grid(params, self.args.image_size)
+        settings = self.args.settings | self.args.notes | {"data": self.dataset.identity()}
         if self.args.objective == "classes":
-            settings["class_names"] = self.dataset.classes
+            settings["class_names"] = list(self.dataset.classes)
         if grid is None:
-            settings["image_size"] = size
+            settings["image_size"] = list(size)
         else:
             if grid[0] != grid[1]:
-                settings["grid"] = grid
+                settings["grid"] = list(grid)
             if tuple(n * p for n, p in zip(grid, token_pixels(params), strict=True)) != size:
-                settings["image_size"] = size  # a hybrid's convolutions round up
-        return checkpoint.save(self.folder / "checkpoint.npz", params, settings=settings)
+                settings["image_size"] = list(size)  # a hybrid's convolutions round up
+        checkpoint.checked_settings(settings)
+        return settings
+
+    def save(self):  # -> path; None where another process writes
+        """The checkpoint."""
+        params = self.engine.snapshot()
+        if not self.leads:
+            return None
+        path = self.folder / "checkpoint.npz"
+        return checkpoint.save(path, params, settings=self.settings(params))
 
     @contextlib.contextmanager
     def writing(self):

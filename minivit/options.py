@@ -6,7 +6,7 @@ import warnings
 from dataclasses import asdict
 from pathlib import Path
 
-from . import command, recipes, variants
+from . import command, opening, recipes, variants
 from .command import number, whole
 from .interpolation import METHODS
 from .masking import OBJECTIVES
@@ -63,6 +63,7 @@ def parser():
     add_task(option)
     add_schedule(option)
     add_regularisation(option)
+    opening.add_reading_options(p.add_argument_group("how the file of --init is read"))
     return p
 
 
@@ -80,7 +81,6 @@ def add_task(option):
         "side or HEIGHTxWIDTH in pixels (default: 224, for tiny 28, for --init its own)",
         type=image_shape,
     )
-    option("--old-grid", "grid of --init's positions where it is not square: 4x8", type=image_shape)
     option(
         "--positions",
         "how --init's are resized (default: corners)",
@@ -255,14 +255,26 @@ def check_together(args, resnet):
         raise ValueError(f"--accumulate {args.accumulate} does not divide {args.batch_size} images")
 
 
-IDLE = (None, False, 0, "softmax", "float32", "default", "data")  # values that ask for nothing
+IDLE = (
+    None,
+    False,
+    0,
+    "softmax",
+    "float32",
+    "default",
+    "data",
+    "error",
+)  # values that ask for nothing
 
 
 def check_needs(args, resnet):
     """Refuse every option that would have no effect, and say what it needs."""
     masked = args.objective != "classes"
     needs = {
-        "--init FILE": (args.init, ("old_grid", "positions")),
+        "--init FILE": (
+            args.init,
+            ("positions", "heads", "pixels", "old_grid", "extra"),
+        ),
         "a new model, not --init": (not args.init, ("head_bias", "representation")),
         "--validation, a share such as 0.02": (args.validation, ("evaluate_every", "patience")),
         "a masked --objective such as mean-color": (masked, ("mosaic_every", "corrupt")),

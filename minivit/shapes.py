@@ -3,7 +3,7 @@
 import argparse
 import re
 
-LONGEST_SIDE = 2**16  # of images and grids
+LONGEST_SIDE = 10_000  # of images in pixels, and of grids
 
 
 def pair(patch):  # P or (P, Q) -> (P, Q)

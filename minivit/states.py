@@ -119,8 +119,8 @@ def seize(file):
 def write(folder, step, tree, record):
     """A whole state or none; then the states that are older than the newest two go."""
     arrays = {name: np.asarray(leaf) for name, leaf in flatten(tree).items()}
-    with checkpoint.replacing(Path(folder) / f"state-{step}.npz") as file:
-        np.savez(file, **arrays, **{RECORD: np.array(json.dumps(record))})
+    arrays[RECORD] = np.array(json.dumps(record))
+    checkpoint.write_npz(Path(folder) / f"state-{step}.npz", arrays)
     for _, path in numbered(folder)[KEPT:]:
         path.unlink(missing_ok=True)
 

@@ -23,12 +23,13 @@ if __name__ == "__main__":  # Ctrl-C while libraries load: an end without a trac
 import numpy as np
 
 from . import (
-    checkpoint,
     command,
     datasets,
+    dialects,
     engines,
     finetune,
     masking,
+    opening,
     options,
     states,
     variants,
@@ -37,7 +38,7 @@ from .architecture import image_channels, is_resnet, token_grid, token_pixels
 from .augmentation import Augmentation
 from .batches import Batches
 from .loop import Run, counted
-from .machine import keep_memory, memory
+from .machine import check_memory, keep_memory
 from .params import count, initialise, tree_map
 from .processes import ALONE, join, use_all_cores
 
@@ -46,9 +47,9 @@ def read_init(args):  # -> parameters, description; or two times None
     """The file of --init, and the image size if only it knows."""
     if not args.init:
         return None, None
-    params, description = checkpoint.inspect(args.init, head=False)
+    params, description = opening.read(args.init, **opening.chosen(args), head=False)
     if args.image_size is None:
-        args.image_size = finetune.image_size(params, description, args.old_grid)
+        args.image_size = finetune.image_size(params, description)
     return params, description
 
 
@@ -58,7 +59,8 @@ def start(args, dataset, init):  # -> name, parameters
     if args.init:
         name, params = start_from_file(args, classes, *init)
     else:
-        name, args.settings = args.model, {}
+        # Options of `model`, and notes for the checkpoint, of what shapes cannot tell.
+        name, args.settings, args.notes = args.model, {}, {}
         rng = np.random.default_rng([args.seed, datasets.WEIGHTS])
         variant = variants.parse(args.model)
         sizes = {"image_size": args.image_size, "channels": channels, "classes": classes}
@@ -81,16 +83,17 @@ def start(args, dataset, init):  # -> name, parameters
 
 def start_from_file(args, classes, params, description):  # -> name, parameters
     """The weights of --init, their head new, at the image size that was asked for."""
-    grid = args.old_grid or description["grid"]
     args.settings = finetune.settings(description)
-    options = {"image_size": args.image_size, "classes": classes, "old_grid": grid}
-    options["dialect"] = description["dialect"]
+    folded = description["pixels"] == dialects.FOLDED
+    args.notes = {"pixels": dialects.FOLDED} if folded else {}
+    options = {"image_size": args.image_size, "classes": classes}
+    options |= {"old_grid": description["grid"], "dialect": description["dialect"]}
     params = finetune.adapt(params, method=args.positions or "corners", seed=args.seed, **options)
     name = re.sub(r"[^\w.-]+", "-", f"{description['variant']}-finetuned")
     return name, tree_map(lambda leaf: leaf.astype("float32"), params)
 
 
-def check_memory(args, init):
+def check_fit(args, init):
     """Refuse before any work what cannot fit: a batch's pictures, and the input of every block.
 
     A step takes a multiple of that. What an accelerator holds is not known here.
@@ -107,11 +110,7 @@ def check_memory(args, init):
         if args.backend == "numpy":  # all weights of attention
             kept += 4 * sizes["heads"] * tokens**2
         need += images * sizes["blocks"] * kept
-    if need > memory():
-        raise ValueError(
-            f"a step takes {need / 2**30:,.1f} GB at the least, and there are "
-            f"{memory() / 2**30:,.1f}; {remedy(args)}"
-        )
+    check_memory(need, "a step", remedy(args))
 
 
 def on_cpu(backend):  # -> bool
@@ -223,7 +222,7 @@ def prepare(args):  # -> Run
     init = read_init(args)
     if args.init:
         options.check_needs(args, is_resnet(init[0]))
-    check_memory(args, init)
+    check_fit(args, init)
     dataset, held_out = read_data(args, init[1]["channels"] if args.init else 3)
     options.complete(args, len(dataset.train_images))
     name, params = start(args, dataset, init)
@@ -244,6 +243,7 @@ def prepare(args):  # -> Run
     if args.processes.count > 1:
         where += f" of {args.processes.count} processes"
     where += f", {args.shard}" if args.shard != "data" else ""
+    run.settings(params)  # what the checkpoint will say is checked before it is needed
     run.say(f"{name}: {count(params):,} parameters, on {where}, into {folder}")
     return run
 
