@@ -292,7 +292,7 @@ class Run:
                 self.writer.writerows(self.rows)
                 yield
         except OSError as error:
-            if not error.strerror:
+            if not error.strerror or "--resume" in error.strerror:
                 raise
             text = f"{error.strerror}; mend that, then go on with --resume {self.folder}"
             raise OSError(error.errno, text, str(error.filename or self.folder)) from None

@@ -1,12 +1,14 @@
 """An interrupted run goes on as if nothing had happened (TRN-02, TRN-12, TRN-13)."""
 
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from PIL import Image
 from minivit import checkpoint, datasets, evaluate, states, train
 from minivit.engine_jax import JaxEngine
 from minivit.engine_numpy import NumPyEngine
+from minivit.loop import Run
 
 ENGINES = {"jax": JaxEngine, "numpy": NumPyEngine}
 # Everything that has a state: moments, averages, dropout, augmentation, validation, metrics.
@@ -442,22 +445,46 @@ def test_resuming_a_fine_tuning(tmp_path, monkeypatch, capsys):
     assert files(second) == files(tmp_path / "whole")
 
 
+def last_line(arguments, capsys):  # -> what was said last to standard error
+    """Of a run that ends with status 2."""
+    assert train.main(arguments) == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_full_disk_while_metrics_are_written(tmp_path, monkeypatch, capsys):
+    """Which the system tells without a file: the run's folder is named, and how to go on."""
+    options = [*RICH, "--backend", "numpy", "--output"]
+    assert train.main([*options, str(tmp_path / "a")]) == 0
+    with monkeypatch.context() as patch:
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(Run, "write", full)
+        line = last_line([*options, str(tmp_path / "b")], capsys)
+    assert f"{tmp_path / 'b'}: No space left on device" in line
+    assert f"--resume {tmp_path / 'b'}" in line
+    assert train.main(["--resume", str(tmp_path / "b")]) == 0
+    assert files(tmp_path / "b") == files(tmp_path / "a")
+
+
 def test_a_full_disk_leaves_the_last_state(tmp_path, monkeypatch, capsys):
     """The error names the disk's fault, no half file is left, and the run can go on."""
     options = [*RICH, "--backend", "numpy", "--output"]
     assert train.main([*options, str(tmp_path / "a")]) == 0
-    plain = checkpoint.replacing
+    plain = os.replace
 
-    def full(path, *rest):
-        if path.name == "state-8.npz":
-            raise OSError(28, "No space left on device", str(path))
-        return plain(path, *rest)
+    def full(source, target):
+        if Path(target).name == "state-8.npz":
+            raise OSError(28, "No space left on device")
+        return plain(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "replacing", full)
-        assert train.main([*options, str(tmp_path / "b")]) == 2
-    text = f"No space left on device; mend that, then go on with --resume {tmp_path / 'b'}"
-    assert f"{tmp_path / 'b' / 'state-8.npz'}: {text}" in capsys.readouterr().err
+        patch.setattr(os, "replace", full)
+        line = last_line([*options, str(tmp_path / "b")], capsys)
+    assert f"{tmp_path / 'b' / 'state-8.npz'}: " in line
+    assert "free some space" in line
+    assert "--resume" in line
     assert [step for step, _ in states.numbered(tmp_path / "b")] == [4]
     assert train.main(["--resume", str(tmp_path / "b")]) == 0
     assert files(tmp_path / "b") == files(tmp_path / "a")

@@ -136,7 +136,7 @@ WRONG = [
     ("--tiny --dataset cats", "unknown data set 'cats'"),
     ("--tiny --image-size 30", "image 30x30 is not divisible by patch 7x7"),
     ("--tiny --image-size 70000x7", "--image-size is 70000x7, neither a side nor HEIGHTxWIDTH"),
-    (f"--tiny --image-size {'9' * 60}", "neither a side nor HEIGHTxWIDTH of 1 to 65,536 each"),
+    (f"--tiny --image-size {'9' * 60}", "neither a side nor HEIGHTxWIDTH of 1 to 10,000 each"),
     ("--tiny --image-size 7000", "a batch is 64 images of 7000x7000: try --batch-size 32"),
     ("--tiny --shift 100000", "--shift 100000 moves images of 28x28 out of sight"),
     ("--init absent.npz", "absent.npz"),
