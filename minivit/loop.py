@@ -112,8 +112,8 @@ class Run:
         """The images of all steps; with JAX the first step takes a while to be compiled."""
         size, what = self.args.batch_size, "compiling" if self.args.backend == "jax" else None
         options = {"initial": self.first * size, "unit_scale": True, "delay": 0}
-        options["disable"] = None if self.leads else True
-        return progress(what=what, total=self.args.steps * size, **options)
+        total = self.args.steps * size
+        return progress(None, what, total=total, disable=not self.leads or None, **options)
 
     def asked_to_stop(self, interrupt, step):  # -> bool
         """Whether to stop before a step; several processes must agree on which."""
@@ -187,6 +187,7 @@ class Run:
         """Class scores of images of the data set's own size, in parts that fit into memory."""
         args = self.args
         size = max(args.batch_size // args.accumulate, portion(args.image_size))
+        what = what if self.leads else None
         return scores(self.engine, images, args.image_size, args.channels, size, what)
 
     def draw_mosaic(self, done):
@@ -213,7 +214,7 @@ class Run:
         size = portion(args.image_size, self.engine.multiple)
         drawn = self.batches.corruption(args.image_size, len(images), 0, datasets.TEST)
         total = np.zeros(2)
-        with progress(total=len(images), what="test") as bar:
+        with progress(None, "test", total=len(images), disable=not self.leads or None) as bar:
             for begin in range(0, len(images), size):
                 here = slice(begin, begin + size)
                 part = fit(images[here], args.image_size, args.channels)

@@ -44,7 +44,7 @@ def write_options(folder, options, devices, data):
 
 
 def read_options(folder, given, names):  # -> {option: value}, devices, identity of the data
-    """The options of the run in a folder; those given again must be the same."""
+    """The options of the run in a folder; those given again must be the same, or MAY_CHANGE."""
     path = Path(folder) / "run.json"
     try:
         record = json.loads(path.read_text())
@@ -70,7 +70,6 @@ def read_options(folder, given, names):  # -> {option: value}, devices, identity
             )
     if record["init"] and record.get("digest") != digest(record["init"]):
         raise ValueError(f"{record['init']} is not the file that the run in {folder} began with")
-    record |= {name: given[name] for name in (*MAY_CHANGE, "dataset") if name in given}
     return {name: record[name] for name in names}, record["devices"], record["data"]
 
 

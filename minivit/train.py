@@ -293,6 +293,8 @@ def take_up(args, argv):
         options.resume(args, stored)
     except ValueError as error:
         raise ValueError(f"{args.resume / 'run.json'}: {error}") from None
+    changed = (*states.MAY_CHANGE, "dataset")
+    options.resume(args, {name: given[name] for name in changed if name in given})
 
 
 def work(args, argv):  # -> exit status
