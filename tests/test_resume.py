@@ -282,9 +282,9 @@ def exchange_a_picture(photos):
     ("change", "message"),
     [
         (add_a_class, "3 classes now, 2 then"),
-        (add_a_picture, "90.png"),
-        (rename_a_class, "eel"),
-        (exchange_a_picture, ""),
+        (add_a_picture, "cat has"),
+        (rename_a_class, "only now: eel"),
+        (exchange_a_picture, "other contents"),
     ],
 )
 def test_another_data_set_is_refused(change, message, photos, tmp_path, refusal):
