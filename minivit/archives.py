@@ -229,10 +229,7 @@ def opened(path):  # -> {name: (shape, type)}, settings, function: name -> array
         start = file.read(512)
         file.seek(0)
         with blamed(path):
-            reader = read_npz if start.startswith(b"PK") else read_safetensors
-            if not start.startswith(b"PK") and not foreign.is_safetensors(start):
-                raise foreign.Foreign(foreign.kind_of(start, path))
-            kinds, settings, read = reader(file)
+            kinds, settings, read = reader_of(start)(file)
             check_sizes(kinds, os.fstat(file.fileno()).st_size)
 
         def read_one(name):
@@ -241,6 +238,15 @@ def opened(path):  # -> {name: (shape, type)}, settings, function: name -> array
                 return array.astype(array.dtype.newbyteorder("="), copy=False)
 
         yield kinds, settings, read_one
+
+
+def reader_of(start):  # first bytes of a file -> function
+    """A zip, or a length (which is no text) and JSON."""
+    if start[:4] in (b"PK\3\4", b"PK\5\6"):  # the length may begin with PK too
+        return read_npz
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**40:
+        return read_safetensors
+    raise foreign.Foreign(foreign.kind_of(start))
 
 
 def nbytes(shape, kind):

@@ -233,6 +233,8 @@ def renumber(name, numbers):
 
 def official_layout(name, array, heads):  # PyTorch array -> official array
     """Dense kernels are transposed, patches permuted, heads split."""
+    if len(array.shape) != (4 if name == "embedding/kernel" else 2) and name.endswith("kernel"):
+        raise ValueError(f"what is {name} here has shape {list(array.shape)}")
     if name == "embedding/kernel":
         return array.transpose(2, 3, 1, 0)  # [D, C, P, P] -> [P, P, C, D]
     part = name.split("/")[-2] if "/" in name else ""
@@ -392,6 +394,8 @@ def split_qkv(flat):
     """timm's joined projections as three."""
     result = {name: array for name, array in flat.items() if ".qkv." not in name}
     for name in flat.keys() - result.keys():
+        if len(flat[name].shape) == 0 or len(flat[name]) % 3:
+            raise ValueError(f"{name} {list(flat[name].shape)} is not query, key and value")
         for part, piece in zip(PARTS, np.split(flat[name], 3), strict=True):
             if (new := name.replace("qkv", part)) in result:
                 raise ValueError(f"{name} and {new} stand for the same")

@@ -11,8 +11,6 @@ MOST_NAMES = 10  # of a list in a message
 
 # First bytes of common files, and what follows "FILE is ".
 KINDS = {
-    b"version https://git-lfs": "a Git LFS pointer to the weights; run `git lfs pull`",
-    b"# xet version": "a pointer to the weights; download the file itself",
     b"\x93NUMPY": "a single .npy array",
     b"\x89HDF": "an HDF5 file (Keras?)",
     b"GGUF": "a GGUF file of a language model",
@@ -30,9 +28,10 @@ KINDS = {
     b"\x28\xb5\x2f\xfd": "compressed by zstd; unpack it first",
     b"7z\xbc\xaf": "an archive of 7-Zip; unpack it first",
     b"Rar!": "an archive of RAR; unpack it first",
-    b"\x80": "a pickle, which can run code and is never read; ask PyTorch for .safetensors",
     b"\x08": "an ONNX file, it seems",
 }
+PICKLE = "a pickle, which can run code and is never read; ask PyTorch for .safetensors"
+KINDS |= {bytes([0x80, protocol]): PICKLE for protocol in (2, 3, 4, 5)}
 READ = "a checkpoint is an .npz or a .safetensors file"
 # Parts of names that tell other models.
 MODELS = {
@@ -59,8 +58,8 @@ def listed(names, between=", "):  # -> text
 
 
 def check_file(path):
-    """Refuse a folder, a device, and one part of several; a file that is absent is open's."""
-    with contextlib.suppress(FileNotFoundError):
+    """Refuse a folder, a device, and one part of several; what `open` cannot find is its error."""
+    with contextlib.suppress(OSError):
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             raise Foreign(f"is a folder; {inside(path)}")
@@ -86,37 +85,32 @@ def inside(folder):  # -> text
     return READ
 
 
-def is_safetensors(start):
-    """A length, which is no text, and JSON."""
-    return start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**40
-
-
-def kind_of(start, path):  # first bytes of a file -> what follows its name
+def kind_of(start):  # first bytes of a file -> what follows its name
     """Which kind of file begins so."""
     if not start:
         return f"is empty; {READ}"
     if start[257:262] == b"ustar":
         return f"is a tar archive; unpack it first; {READ}"
-    known = next((text for sign, text in KINDS.items() if start.startswith(sign)), None)
-    if known:
-        return f"is {known}; {READ}"
     if is_text(start):
         return f"is {text_kind(start.lstrip().lower())}; {READ}"
-    return f"is neither an .npz nor a .safetensors file; {READ}"
+    known = next((text for sign, text in KINDS.items() if start.startswith(sign)), None)
+    return f"is {known or 'neither an .npz nor a .safetensors file'}; {READ}"
 
 
 def is_text(start):
-    """Letters in UTF-8, as far as they go."""
+    """Letters in UTF-8, as far as these bytes go, and no control characters."""
     text = start.decode("utf-8", "ignore")
-    return len(text.encode()) >= len(start) - 3 and "\0" not in text
+    return len(text.encode()) >= len(start) - 3 and not re.search(r"[\0-\x08\x0e-\x1a]", text)
 
 
 def text_kind(start):
     """Which text it is."""
     if start.startswith(b"<"):
         return "a web page, not the file behind it"
-    if b"/annex/objects/" in start:
-        return "a pointer of git-annex; run `git annex get`"
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer to the weights; run `git lfs pull`"
+    if b"/annex/objects/" in start or start.startswith(b"# xet"):
+        return "a pointer to the weights; download the file itself"
     if start.startswith(b"{") and (b"weight_map" in start or b"total_size" in start):
         return "the index of a model in several parts; save it as one file"
     if start.startswith(b"{"):
