@@ -8,6 +8,7 @@ from . import datasets, masking
 from .augmentation import Augmentation, augment, mixup, mixup_shares, uniform
 from .in_numpy import smooth_labels
 from .processes import ALONE, Processes
+from .progress import progress
 from .shapes import patch_grid
 
 NOTHING = Augmentation()
@@ -18,17 +19,19 @@ def fit(images, size, channels):  # uint8 [B, ...] -> uint8 [B, height, width, C
     return datasets.resize(datasets.with_channels(images, channels), *size)
 
 
-def portion(image_size, multiple=1):  # -> images
-    """How many images to score at once: some 50,000 pixels, at most 500 images."""
-    size = min(500, 50_000 // (image_size[0] * image_size[1]))
+def portion(image_size, multiple=1, pixels=50_000, most=500):  # -> images
+    """How many images to score at once: so many pixels, and no more than `most` images."""
+    size = min(most, pixels // (image_size[0] * image_size[1]))
     return max(1, size // multiple) * multiple
 
 
-def scores(engine, images, size, channels, at_once):  # uint8 [B, ...] -> [B, classes]
+def scores(engine, images, size, channels, what=None):  # uint8 [B, ...] -> [B, classes]
     """Class scores of images of any size, a thousand resized at a time to bound the memory."""
-    parts = np.array_split(images, max(1, len(images) // 1000))
-    fitted = (fit(part, size, channels) for part in parts)
-    return np.concatenate([engine.logits(part, at_once) for part in fitted])
+    found = []
+    with progress(total=len(images), what=what) as bar:
+        for part in np.array_split(images, max(1, len(images) // 1000)):
+            found.append(engine.logits(fit(part, size, channels), done=bar.update))
+    return np.concatenate(found)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from . import (
     checkpoint,
     command,
     datasets,
+    engines,
     finetune,
     masking,
     options,
@@ -115,18 +116,8 @@ def make_engine(args, params):
     options |= {"freeze": args.freeze, "keep": args.average, "accumulate": args.accumulate}
     given = {"loss": None if args.loss == "softmax" else args.loss, "chunk": args.chunk}
     options["model"] = args.settings | {n: v for n, v in given.items() if v is not None}
-    if args.backend == "numpy":
-        from .engine_numpy import NumPyEngine
-
-        return NumPyEngine(params, **options)
-    from .engine_jax import JaxEngine  # here, so that --help and --backend numpy need no JAX
-
-    if args.precision == "highest":
-        import jax
-
-        jax.config.update("jax_default_matmul_precision", "highest")
-    options |= {"dtype": args.dtype, "shard": args.shard}
-    return JaxEngine(params, batch_size=args.batch_size, **options)
+    options |= {"dtype": args.dtype, "shard": args.shard, "precision": args.precision}
+    return engines.make(args.backend, params, batch_size=args.batch_size, **options)
 
 
 def read_data(args, channels):  # -> data set, held-out images and labels or None
