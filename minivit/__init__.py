@@ -24,6 +24,7 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     images        picture files to arrays
     progress      a sign of life for what takes longer
     machine       what the machine offers
+    engines       which twin computes
     engine_numpy  a training step on all cores, by threads
     engine_jax    a training step on all devices, by a mesh
     layouts       how parameters lie on a mesh: on every device, or divided

@@ -19,13 +19,13 @@ def fit(images, size, channels):  # uint8 [B, ...] -> uint8 [B, height, width, C
     return datasets.resize(datasets.with_channels(images, channels), *size)
 
 
-def portion(image_size, multiple=1):  # -> images
-    """How many images to score at once: some 50,000 pixels, at most 500 images."""
-    size = min(500, 50_000 // (image_size[0] * image_size[1]))
+def portion(image_size, multiple=1, pixels=50_000, most=500):  # -> images
+    """How many images to score at once: so many pixels, and no more than `most` images."""
+    size = min(most, pixels // (image_size[0] * image_size[1]))
     return max(1, size // multiple) * multiple
 
 
-def scores(engine, images, size, channels, at_once, what=None):  # uint8 [B, ...] -> [B, classes]
+def scores(engine, images, size, channels, what=None):  # uint8 [B, ...] -> [B, classes]
     """Class scores of images of any size, a thousand resized at a time to bound the memory.
 
     `what` begins the bar on the terminal; without it there is none.
@@ -33,8 +33,7 @@ def scores(engine, images, size, channels, at_once, what=None):  # uint8 [B, ...
     found = []
     with progress(total=len(images), what=what, disable=None if what else True) as bar:
         for part in np.array_split(images, max(1, len(images) // 1000)):
-            found.append(engine.logits(fit(part, size, channels), at_once))
-            bar.update(len(part))
+            found.append(engine.logits(fit(part, size, channels), done=bar.update))
     return np.concatenate(found)
 
 

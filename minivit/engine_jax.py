@@ -2,16 +2,18 @@
 
 import re
 import warnings
-from functools import partial
+from functools import cached_property, partial
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from . import optim
+from .batches import portion
 from .datasets import normalise
+from .engines import busy, token_count, told
 from .in_jax import OBJECTIVES, model
-from .layouts import EVERYWHERE, LAYOUTS, SHARED, shapes, state_specs
+from .layouts import EVERYWHERE, LAYOUTS, SHARED, mean_over_devices, shapes, state_specs
 from .params import (
     count,
     flatten,
@@ -25,7 +27,7 @@ from .params import (
     unpack,
     unstack_blocks,
 )
-from .processes import Processes, use_all_cores
+from .processes import UNASKED, Processes, use_all_cores
 from .shapes import depth
 
 # Where XLA sees all blocks at once the gradient's cost grows faster than the depth. So 12 blocks
@@ -34,12 +36,18 @@ from .shapes import depth
 # scan copies each block's weights and computes each block twice. Written out, a step keeps what is
 # inside the blocks, which must not be more than weights, gradient and moments take anyway.
 SCAN_FROM, FEW_TOKENS, STATE = 6, 32, 4
+PIXELS, MOST = 64 * 224 * 224, 4096  # that an accelerator scores at once, and images
 
 
 def batch_mesh(batch_size, parts=1, devices=None):
-    """A mesh over as many devices as divide each part of the batch; of several processes all."""
+    """A mesh over as many devices as divide each part of the batch; of several processes all.
+
+    Without a batch all: what is only evaluated is filled up.
+    """
     # A process's devices side by side: its share of a batch is one piece.
     devices = devices or sorted(jax.devices(), key=lambda d: (d.process_index, d.id))
+    if batch_size is None:
+        return Mesh(np.array(devices), ("batch",))
     count = max(n for n in range(1, len(devices) + 1) if batch_size // parts % n == 0)
     if count < len(devices):
         text = f"a batch of {batch_size}" + (f" in {parts} parts" if parts > 1 else "")
@@ -52,16 +60,27 @@ def batch_mesh(batch_size, parts=1, devices=None):
     return Mesh(np.array(devices[:count]), ("batch",))
 
 
+def useful_devices(tokens, images):  # -> list, or None: all
+    """The CPU devices that the images of a part keep busy, unless somebody chose their number."""
+    if UNASKED["devices"] and jax.default_backend() == "cpu" and jax.process_count() == 1:
+        return jax.devices()[: busy(tokens, images)]
+    return None
+
+
+def aligned(x):  # -> a copy
+    """One that begins where XLA wants it, so that all CPU devices share it; else each copies."""
+    x = np.asarray(x)
+    memory = np.empty(x.nbytes + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    copy = memory[begin : begin + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
 def kept(block, tokens):  # parameters of a block, N -> numbers of an image
     """What the backward pass needs of a block's inside, about: its activations and weights."""
     heads, width = block["MultiHeadDotProductAttention_1"]["out"]["kernel"].shape[::2]
     return tokens * (8 * width + 3 * block["MlpBlock_3"]["Dense_0"]["bias"].size + heads * tokens)
-
-
-def token_count(params):  # -> N, or 0 where no position table says it
-    """Length of the sequence."""
-    table = params.get("Transformer", {}).get("posembed_input", {}).get("pos_embedding")
-    return 0 if table is None else table.shape[1]
 
 
 def stacked(params):
@@ -93,12 +112,13 @@ def cast(params, dtype):
     return unflatten({n: x if NORM.search(n) else x.astype(dtype) for n, x in flat.items()})
 
 
-def objective_loss(params, batch, *, objective, dtype="float32", **options):  # -> loss, accuracy
+def objective_loss(params, batch, *, objective, dtype="float32", **options):
+    # -> loss, accuracy or None
     """The objective on a batch, in the type of the parameters' computation."""
-    metrics = {"accuracy": jax.numpy.nan}
+    metrics = {}
     batch = batch | {"images": normalise(batch["images"]).astype(dtype)}
     loss = OBJECTIVES[objective](params, **batch, metrics=metrics, **options)
-    return loss, jax.numpy.float32(metrics["accuracy"])
+    return loss, tree_map(jax.numpy.float32, metrics).get("accuracy")
 
 
 def accumulated(function, batch, parts):
@@ -128,7 +148,7 @@ class JaxEngine:
         self,
         params,
         *,
-        batch_size,
+        batch_size=None,
         objective="classes",
         rate=0.0,
         seed=0,
@@ -141,11 +161,12 @@ class JaxEngine:
         devices=None,
         **rule,
     ):
-        """`objective` is one of OBJECTIVES; `accumulate` divides each batch into so many parts, one
-        after the other; `freeze` trains the head alone; `keep` averages the weights; `model` are
-        options of `vit` and of the objective; `dtype` is that of the computation, while weights,
-        moments, norms, softmax and loss stay float32; `shard` is "data" or "fsdp", `devices` those
-        of the mesh, by default all; `rule`: see optim.update.
+        """Without a `batch_size` it is for evaluation. `objective` is one of OBJECTIVES;
+        `accumulate` divides each batch into so many parts, one after the other; `freeze` trains the
+        head alone; `keep` averages the weights; `model` are options of `vit` and of the objective;
+        `dtype` is that of the computation, while weights, moments, norms, softmax and loss stay
+        float32; `shard` is "data" or "fsdp", `devices` those of the mesh, by default all that the
+        batch keeps busy; `rule`: see optim.update.
         """
         self.model, self.accumulate = model or {}, accumulate
         self.dtype, self.options = dtype, self.model | {"objective": objective, "dtype": dtype}
@@ -153,6 +174,8 @@ class JaxEngine:
         self.rate, self.keep, self.rule = rate, keep, rule
         self.seed = np.uint32(seed % 2**32)
         self.traces = 0
+        self.images = (batch_size or 0) // accumulate  # of a part
+        devices = devices or useful_devices(token_count(params), self.images)
         self.mesh = batch_mesh(batch_size, accumulate, devices)
         self.processes = Processes(jax.process_index(), jax.process_count())
         self.hardware = f"{self.mesh.size} {self.mesh.devices[0].platform} devices"
@@ -160,10 +183,12 @@ class JaxEngine:
         # On CPUs a step's all-reduce holds a thread while it waits for the other devices; with a
         # second step in flight none may be left to run them, and XLA gives up ("may be stuck").
         self.wait = self.mesh.size > 1 and self.mesh.devices[0].platform == "cpu"
-        params, images = tree_map(np.asarray, params), batch_size // (accumulate * self.mesh.size)
+        params, images = tree_map(np.asarray, params), self.images // self.mesh.size
         # Divided parameters are put together a block at a time, which only the scan does.
-        self.arranged = unstack_blocks if shard == "data" and fits(params, images) else stacked
-        self.place(*split_frozen(self.arranged(params), freeze), LAYOUTS[shard])
+        written = batch_size and shard == "data" and fits(params, images)
+        self.arranged = unstack_blocks if written else stacked
+        layout = LAYOUTS["whole" if not batch_size and shard == "data" else shard]
+        self.place(*split_frozen(self.arranged(params), freeze), layout)
         self.build()
 
     def place(self, frozen, trained, layout):
@@ -171,12 +196,20 @@ class JaxEngine:
         self.like = shapes(trained)
         self.saved_like, self.saved_frozen = (shapes(stacked(tree)) for tree in (trained, frozen))
         self.layout = layout(self.like, self.mesh.size)
-        stored = self.layout.store(trained)
-        state = optim.start(stored, self.rule.get("rule", "adamw"), average=bool(self.keep))
+        stored, rule = self.layout.store(trained), self.rule.get("rule", "adamw")
+        self.start = partial(optim.start, rule=rule, average=bool(self.keep))
+        self.state_like = jax.eval_shape(self.start, shapes(stored))
         self.specs = self.layout.specs(stored)
-        self.state_specs = state_specs(self.layout, state, stored)
-        self.params, self.state = self.put(stored, self.specs), self.put(state, self.state_specs)
-        self.frozen = self.put(frozen, EVERYWHERE)
+        self.state_specs = state_specs(self.layout, self.state_like, stored)
+        self.params, self.frozen = self.put(stored, self.specs), self.put(frozen, EVERYWHERE)
+
+    @cached_property
+    def state(self):
+        """The optimiser's, from the first step on; evaluation needs none. All must ask."""
+        zeros = tree_map(lambda x: np.zeros(x.shape, x.dtype), self.params)
+        return self.put(
+            self.start(self.host(self.params) if self.keep else zeros), self.state_specs
+        )
 
     def build(self):
         """The programs: each is written for one device and runs on all."""
@@ -239,11 +272,14 @@ class JaxEngine:
     def device_measure(self, params, frozen, batch):
         """The objective on a device's share of a batch."""
         result = self.device_loss(self.layout.local(params), frozen, batch, **self.options)
-        return jax.lax.pmean(jax.numpy.stack(result), "batch")
+        return mean_over_devices(result)
 
     def put(self, tree, specs):
-        """NumPy arrays onto the mesh, copied: what is donated may not appear twice."""
-        tree = tree_map(np.array, tree)
+        """NumPy arrays onto the mesh, copied: what is donated may not appear twice.
+
+        CPU devices share what is whole on each, until a step gives each its own.
+        """
+        tree = tree_map(aligned, tree)
         places = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), specs)
         if self.processes.count == 1:
             return jax.device_put(tree, places)
@@ -315,14 +351,14 @@ class JaxEngine:
             # Padding would count in a mean: the few that are left over go to one device.
             few = {name: array[-rest:] for name, array in batch.items()}
             params = cast(merge(self.host(self.frozen), self.trained()), self.dtype)
-            results = [[float(x) for x in objective_loss(params, few, **self.options)]]
-            if size > rest:
-                many = self.measure({name: array[:-rest] for name, array in batch.items()})
-                results.append(many)
-            return tuple(np.average(results, 0, [rest, size - rest][: len(results)]).tolist())
+            result = jax.tree.map(float, objective_loss(params, few, **self.options))
+            if size == rest:
+                return result
+            many = self.measure({name: array[:-rest] for name, array in batch.items()})
+            return jax.tree.map(lambda a, b: (rest * a + (size - rest) * b) / size, result, many)
         shares = self.on_devices(tree_map(self.share, batch))
         result = self.jitted_measure(self.averaged(), self.frozen, shares)
-        return tuple(np.asarray(result).tolist())
+        return jax.tree.map(float, result)
 
     def share(self, rows):
         """This process's part of what all of them have."""
@@ -333,26 +369,37 @@ class JaxEngine:
         if self.wait:
             jax.block_until_ready(self.params)
 
-    def logits(self, images, batch_size=1000):  # uint8 [B, ...] -> [B, classes]
+    def logits(self, images, batch_size=None, done=None):  # uint8 [B, ...] -> [B, classes]
         """Class scores of any number of images.
 
-        The last batch is filled up with zeros, whose scores are dropped: one shape, compiled once.
+        Without a `batch_size` as many at a time as suits their size, the devices and the memory
+        that training takes; `done` is told how many. The last batch is filled up with zeros, whose
+        scores are dropped: one shape, compiled once.
         """
         self.finish()
+        batch_size = batch_size or self.portion(images.shape[1:3])
         batch_size = -(-batch_size // self.mesh.size) * self.mesh.size
-        results = []
-        for start in range(0, len(images), batch_size):
-            batch = images[start : start + batch_size]
+
+        def scores(batch):
             padded = np.zeros((batch_size, *images.shape[1:]), images.dtype)
             padded[: len(batch)] = batch
             shares = self.on_devices(self.share(padded))
-            scores = self.jitted_logits(self.averaged(), self.frozen, shares)
-            results.append(np.asarray(scores)[: len(batch)])
-        return np.concatenate(results)
+            found = self.jitted_logits(self.averaged(), self.frozen, shares)
+            return np.asarray(found)[: len(batch)]
+
+        starts = range(0, max(1, len(images)), batch_size)
+        return np.concatenate(told((scores(images[i : i + batch_size]) for i in starts), done))
+
+    def portion(self, image_size):  # -> images
+        """How many to score at once: on CPUs few, whose activations stay in the caches."""
+        count = self.mesh.size
+        if self.mesh.devices[0].platform == "cpu":
+            return max(self.images, portion(image_size, count))
+        return max(self.images, portion(image_size, count, PIXELS * count, MOST * count))
 
     def averaged(self):
         """The trained parameters as they are stored, averaged if they are averaged."""
-        return self.state.get("average", self.params)
+        return self.state["average"] if self.keep else self.params
 
     def trained(self):  # -> tree of NumPy arrays
         """The trained parameters, averaged if they are averaged."""
@@ -375,7 +422,7 @@ class JaxEngine:
     def state_shapes(self):  # -> tree of shapes
         """Those of `state_tree`, without asking any device."""
         packed = jax.eval_shape(pack, self.saved_like)
-        state = {n: packed if isinstance(x, dict) else x for n, x in self.state.items()}
+        state = {n: packed if isinstance(x, dict) else x for n, x in self.state_like.items()}
         return {"weights": packed, "optimizer": state, "frozen": self.saved_frozen}
 
     def load_state(self, tree):

@@ -1,24 +1,26 @@
 """Training and evaluation with the NumPy twin: one thread a core, each with its share."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from . import optim
+from .batches import portion
 from .datasets import DROPOUT, normalise
+from .engines import busy, token_count, told
 from .in_numpy import OBJECTIVES, model
 from .machine import cores
 from .params import merge, pack, select, split_frozen, tree_map, unpack
 
 
 def forward(params, batch, objective="classes", **options):  # -> loss, accuracy, back
-    """The objective on a batch; the accuracy is NaN where it has none."""
-    metrics = {"accuracy": np.nan}
+    """The objective on a batch; the accuracy is None where it has none."""
+    metrics = {}
     batch = batch | {"images": normalise(batch["images"])}
     loss, back = OBJECTIVES[objective](params, **batch, metrics=metrics, **options)
-    return loss, metrics["accuracy"], back
+    return loss, metrics.get("accuracy"), back
 
 
 def loss_and_gradient(params, batch, objective="classes", **options):  # -> loss, gradient, accuracy
@@ -41,6 +43,8 @@ def weighted_mean(results, batches):
     weights = [len(batch["images"]) / total for batch in batches]
 
     def mean(*values):
+        if values[0] is None:
+            return None
         return sum(w * value for w, value in zip(weights, values, strict=True))
 
     return tuple(tree_map(mean, *column) for column in zip(*results, strict=True))
@@ -58,6 +62,7 @@ class NumPyEngine:
         self,
         params,
         *,
+        batch_size=None,
         objective="classes",
         rate=0.0,
         seed=0,
@@ -67,22 +72,32 @@ class NumPyEngine:
         model=None,
         **rule,
     ):
-        """`objective` is one of OBJECTIVES; `accumulate` divides each batch into so many parts, one
-        after the other; `freeze` trains the head alone; `keep` averages the weights; `model` are
-        options of `vit` and of the objective; `rule`: see optim.update.
+        """A `batch_size` says how many threads a step keeps busy; `objective` is one of OBJECTIVES;
+        `accumulate` divides each batch into so many parts, one after the other; `freeze` trains the
+        head alone; `keep` averages the weights; `model` are options of `vit` and of the objective;
+        `rule`: see optim.update.
         """
         self.objective, self.model, self.accumulate = objective, model or {}, accumulate
-        self.frozen, trained = split_frozen(params, freeze)
-        self.packed = pack(trained)
-        self.trained = unpack(self.packed, trained)  # views, not copies
-        self.state = optim.start(self.packed, rule.get("rule", "adamw"), average=bool(keep))
+        self.frozen, self.trained = split_frozen(params, freeze)
         self.rate, self.seed = rate, seed
         self.keep, self.update = keep, partial(optim.update, **rule)
-        self.threads = cores()
+        self.start = partial(optim.start, rule=rule.get("rule", "adamw"), average=bool(keep))
+        self.cores = cores()
+        self.threads = min(self.cores, busy(token_count(params), batch_size))  # of a step
         self.hardware = f"{self.threads} CPU threads"
         self.multiple = 1  # of which a batch to `measure` should be
-        self.pool = ThreadPoolExecutor(self.threads)
+        self.pool = ThreadPoolExecutor(self.cores)
         self.blas = ThreadpoolController()
+
+    @cached_property
+    def packed(self):
+        """The trained parameters in long vectors, from the first step on: evaluation needs none."""
+        return pack(self.trained)
+
+    @cached_property
+    def state(self):
+        """The optimiser's, likewise."""
+        return self.start(self.packed)
 
     def share(self, batch, *key):  # -> mean loss, its gradient, accuracy
         """One thread's part of a step, in `accumulate` pieces to bound its memory."""
@@ -119,10 +134,14 @@ class NumPyEngine:
         with self.blas.limit(limits=1, user_api="blas"):
             return weighted_mean(list(self.pool.map(of_share, shares)), shares)
 
-    def logits(self, images, batch_size=250):  # uint8 [B, ...] -> [B, classes]
-        """Class scores of any number of images, the last partial batch included."""
-        batch_size = max(1, min(batch_size, -(-len(images) // self.threads)))  # none stands idle
-        batches = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
+    def logits(self, images, batch_size=None, done=None):  # uint8 [B, ...] -> [B, classes]
+        """Class scores of any number of images, the last partial batch included.
+
+        Without a `batch_size` as many at a time as suits their size; `done` is told how many.
+        """
+        batch_size = min(batch_size or portion(images.shape[1:3]), -(-len(images) // self.cores))
+        batch_size = max(1, batch_size)
+        batches = [images[i : i + batch_size] for i in range(0, max(1, len(images)), batch_size)]
         options = {name: value for name, value in self.model.items() if name != "loss"}
         with self.blas.limit(limits=1, user_api="blas"):
             params = self.snapshot()
@@ -130,11 +149,13 @@ class NumPyEngine:
             def scores(batch):
                 return model(params, normalise(batch), **options)[0]
 
-            return np.concatenate(list(self.pool.map(scores, batches)))
+            return np.concatenate(told(self.pool.map(scores, batches), done))
 
     def snapshot(self):  # -> official tree of NumPy arrays
         """The parameters as they are saved and evaluated: averaged, if they are averaged."""
-        return merge(self.frozen, unpack(self.state.get("average", self.packed), self.trained))
+        if not self.keep:
+            return merge(self.frozen, self.trained)
+        return merge(self.frozen, unpack(self.state["average"], self.trained))
 
     def state_tree(self):  # -> tree of arrays and numbers
         """All that the next step depends on."""
@@ -150,7 +171,7 @@ class NumPyEngine:
         self.trained = unpack(self.packed, self.trained)
         # A number was saved as an array without axes, which would widen float32 weights.
         self.state = tree_map(
-            lambda leaf: leaf.item() if not leaf.ndim else leaf, tree["optimizer"]
+            lambda leaf: leaf if np.ndim(leaf) else np.asarray(leaf).item(), tree["optimizer"]
         )
         self.frozen = tree.get("frozen", {})
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from . import checkpoint, command, datasets, finetune
+from . import checkpoint, command, datasets, engines, finetune
 from .architecture import is_resnet
-from .batches import portion, scores
+from .batches import scores
 from .in_numpy import ridge as numpy_ridge
 from .in_numpy import smooth_labels, softmax_cross_entropy
-from .machine import cores
 from .params import without_head
 from .shapes import image_shape
 
@@ -138,17 +137,8 @@ def scorer(args, params, description, size):  # -> function: uint8 images -> [B,
     grid = args.old_grid or description["grid"]
     params = finetune.at_size(params, size, description["dialect"], old_grid=grid)
     options = finetune.settings(description) | {"mean": args.features == "mean"}
-    batch = portion(size, cores())
-    if args.backend == "numpy":
-        from .engine_numpy import NumPyEngine
-
-        engine = NumPyEngine(params, model=options)
-    else:
-        from .engine_jax import JaxEngine
-
-        engine = JaxEngine(params, batch_size=batch, model=options)
-
-    return lambda images: scores(engine, images, size, description["channels"], batch)
+    engine = engines.make(args.backend, params, model=options)
+    return lambda images: scores(engine, images, size, description["channels"])
 
 
 def load_data(args, params, description):  # -> data set, size of the model's images

@@ -6,7 +6,6 @@ optimiser takes. Both are data parallel: each device has its share of the batch.
 """
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
@@ -20,6 +19,12 @@ EVERYWHERE, SHARED = PartitionSpec(), PartitionSpec("batch")
 def shapes(tree):
     """What `unpack` and `jax.eval_shape` need to know of it."""
     return tree_map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def mean_over_devices(tree):
+    """One all-reduce for all: on a CPU each holds a thread of those that have work to do."""
+    vector, split = ravel_pytree(tree)
+    return split(jax.lax.pmean(vector, "batch"))
 
 
 class Replicated:
@@ -56,9 +61,7 @@ class Replicated:
 
     def mean(self, results):
         """The mean over devices of loss, accuracy and gradients."""
-        # One all-reduce, not four: on a CPU each holds a thread of those that have work to do.
-        vector, split = ravel_pytree(results)
-        return split(jax.lax.pmean(vector, "batch"))
+        return mean_over_devices(results)
 
     def across(self, number):
         """The sum over devices of what each holds a part of: here each holds all."""
@@ -150,16 +153,31 @@ class FullySharded:
 
     def mean(self, results):
         """The gradients are sums over devices already."""
-        loss, accuracy, grads = results
-        loss, accuracy = jax.lax.pmean(jnp.stack([loss, accuracy]), "batch")
-        return loss, accuracy, tree_map(lambda x: x / self.devices, grads)
+        *numbers, grads = results
+        return *mean_over_devices(numbers), tree_map(lambda x: x / self.devices, grads)
 
     def across(self, number):
         """The sum over devices of what each holds a part of."""
         return jax.lax.psum(number, "batch")
 
 
-LAYOUTS = {"data": Replicated, "fsdp": FullySharded}
+class Whole(Replicated):
+    """The tree as it is: evaluation needs no vectors, whose slices would copy all weights."""
+
+    def store(self, tree):
+        """The tree."""
+        return tree
+
+    def load(self, stored):
+        """The inverse."""
+        return stored
+
+    def collect(self, grads):
+        """They are of the stored form already."""
+        return grads
+
+
+LAYOUTS = {"data": Replicated, "fsdp": FullySharded, "whole": Whole}
 
 
 def state_specs(layout, state, stored):

@@ -185,10 +185,8 @@ class Run:
 
     def logits(self, images, what):  # uint8 [B, ...] -> [B, classes]
         """Class scores of images of the data set's own size, in parts that fit into memory."""
-        args = self.args
-        size = max(args.batch_size // args.accumulate, portion(args.image_size))
         what = what if self.leads else None
-        return scores(self.engine, images, args.image_size, args.channels, size, what)
+        return scores(self.engine, images, self.args.image_size, self.args.channels, what)
 
     def draw_mosaic(self, done):
         """What a masked model sees and says of some test images, always the same."""

@@ -6,6 +6,7 @@ every batch; process 0 alone writes files and speaks.
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -15,6 +16,9 @@ import numpy as np
 
 from .machine import cores
 
+NUMBER, FLAG = "JAX_NUM_CPU_DEVICES", "--xla_force_host_platform_device_count"
+MOST = 4096  # CPU devices that somebody may want to pretend
+UNASKED = {"devices": False}  # whether their number is ours, chosen by nobody
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
@@ -96,18 +100,58 @@ class Apart(ValueError):
 ALONE = Processes()
 
 
+def chosen_devices():  # -> {where: text}
+    """How many CPU devices the environment asks for; XLA would die of nonsense."""
+    flags = re.findall(rf"{FLAG}(?:=(\S*))?", os.environ.get("XLA_FLAGS", ""))
+    chosen = {f"XLA_FLAGS={FLAG}": text for text in flags}
+    if os.environ.get(NUMBER, "-1") != "-1":  # JAX's own word for none
+        chosen[NUMBER] = os.environ[NUMBER]
+    for where, text in chosen.items():
+        if not text.isdecimal() or not 1 <= int(text[:9]) <= MOST:
+            raise ValueError(f"{where} is {text!r}; unset it, or give a number from 1 to {MOST}")
+    return chosen
+
+
 def use_all_cores():
     """Let JAX see every CPU core as a device of its own.
 
     One program a core on its share of the batch scales better than several threads inside each
     operation. It works before JAX's first use only; later the devices stay as they are. A number
-    that somebody chose before is respected.
+    that somebody chose in one of JAX's ways (two variables, its configuration) is respected.
     """
+    chosen = chosen_devices()
     import jax
 
-    if jax.config.jax_num_cpu_devices < 1:
+    if not chosen and jax.config.jax_num_cpu_devices == -1:
         with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", cores())
+            UNASKED["devices"] = True
+
+
+@contextlib.contextmanager
+def usable_jax():
+    """Say in one line why JAX cannot be used, and what does without it."""
+    try:
+        yield
+    except Exception as error:  # a broken installation raises anything, an absent GPU an assertion
+        reason = re.sub(r" \(set JAX_PLATFORMS.*", "", " ".join(str(error).split()))
+        reason, where = reason or f"{type(error).__name__}, no more", "JAX cannot be used"
+        if chosen := os.environ.get("JAX_PLATFORMS"):
+            where += f" with JAX_PLATFORMS={chosen}"
+        raise OSError(
+            f"{where}: {reason}; {'unset that, or choose' if chosen else 'choose'} "
+            "--backend numpy, which does without JAX"
+        ) from None
+
+
+def jax_devices():  # -> list
+    """JAX's devices, where it has any; OSError says why not."""
+    chosen_devices()
+    with usable_jax():
+        use_all_cores()
+        import jax
+
+        return jax.devices()
 
 
 def join():  # -> Processes
@@ -116,9 +160,10 @@ def join():  # -> Processes
     Three variables say where and who; Slurm, Open MPI and TPU pods say it themselves, Kubernetes
     with `jax[k8s]`. What is not set is left to JAX to find out.
     """
-    import jax
-
-    use_all_cores()
+    chosen_devices()
+    with usable_jax():
+        use_all_cores()
+        import jax
     given = {"num_processes": os.environ.get(COUNT), "process_id": os.environ.get(INDEX)}
     try:
         numbers = {name: int(value) for name, value in given.items() if value is not None}
@@ -131,7 +176,7 @@ def join():  # -> Processes
         ) from None
     except RuntimeError as error:
         raise OSError(f"--distributed: the processes did not meet: {error}") from None
-    each = Counter(device.process_index for device in jax.devices())
+    each = Counter(device.process_index for device in jax_devices())
     if len(set(each.values())) > 1:
         raise ValueError(f"--distributed: the processes have {[*each.values()]} devices, not alike")
     return Processes(jax.process_index(), jax.process_count())

@@ -40,7 +40,7 @@ from .batches import Batches
 from .loop import Run, counted
 from .machine import check_memory, keep_memory
 from .params import count, initialise, tree_map
-from .processes import ALONE, join, use_all_cores
+from .processes import ALONE, jax_devices, join
 
 
 def read_init(args):  # -> parameters, description; or two times None
@@ -98,7 +98,7 @@ def check_fit(args, init):
 
     A step takes a multiple of that. What an accelerator holds is not known here.
     """
-    if not on_cpu(args.backend):
+    if args.backend == "jax" and jax_devices()[0].platform != "cpu":
         return
     size, images = args.image_size, args.batch_size // args.accumulate / args.processes.count
     need = images * math.prod(size) * (4 + args.accumulate)  # float32 [-1, 1], and all the bytes
@@ -111,18 +111,6 @@ def check_fit(args, init):
             kept += 4 * sizes["heads"] * tokens**2
         need += images * sizes["blocks"] * kept
     check_memory(need, "a step", remedy(args))
-
-
-def on_cpu(backend):  # -> bool
-    """Whether the machine's own memory is what counts."""
-    if backend == "numpy":
-        return True
-    with contextlib.suppress(Exception):  # `engines.make` says what is wrong with JAX
-        import jax
-
-        use_all_cores()
-        return jax.default_backend() == "cpu"
-    return False
 
 
 def open_output(args, name):  # -> folder, held for this run
@@ -170,8 +158,7 @@ def make_engine(args, params):
     options |= {"freeze": args.freeze, "keep": args.average, "accumulate": args.accumulate}
     given = {"loss": None if args.loss == "softmax" else args.loss, "chunk": args.chunk}
     options["model"] = args.settings | {n: v for n, v in given.items() if v is not None}
-    if args.backend == "jax":
-        options |= {"dtype": args.dtype, "shard": args.shard, "precision": args.precision}
+    options |= {"dtype": args.dtype, "shard": args.shard, "precision": args.precision}
     return engines.make(args.backend, params, batch_size=args.batch_size, **options)
 
 
