@@ -1,5 +1,6 @@
 """What the machine offers."""
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
@@ -14,6 +15,31 @@ def cores():
         return max(1, min(len(allowed), round(int(share) / int(period))))
     except (OSError, ValueError):  # no such file, or "max": no quota
         return len(allowed)
+
+
+def memory():  # -> bytes
+    """What this process may use, by the machine, its container and its own limit."""
+    limits = [2**63]
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # Windows does not say
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    with contextlib.suppress(ImportError):
+        import resource
+
+        limits.append(resource.getrlimit(resource.RLIMIT_AS)[0])
+    return min(limit for limit in limits if limit > 0)
+
+
+def check_memory(needed, what):
+    """Refuse before any work what cannot succeed; `what` is a plural or has an article."""
+    if needed > (there := memory()):
+        # No more digits than anybody reads, whatever the number.
+        sizes = [f"{min(n, 10**30) / 2**30:,.1f} GiB" for n in (needed, there)]
+        raise ValueError(
+            f"{what} would take {sizes[0]} of memory, the machine has {sizes[1]}; "
+            "choose a smaller size or fewer"
+        )
 
 
 def keep_memory():

@@ -131,7 +131,7 @@ def make_engine(args, params):
 
 def read_data(args, channels):  # -> data set, held-out images and labels or None
     """The images of this run."""
-    folder_options = {"channels": channels, "seed": args.seed, "strict": args.strict}
+    folder_options = {"channels": channels, "strict": args.strict}
     dataset, held_out = datasets.load_at(args.dataset, args.image_size, **folder_options), None
     if args.per_class:
         dataset = datasets.few(dataset, args.per_class, args.seed)
