@@ -22,6 +22,7 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     masking       what masked patch prediction corrupts and asks for
     batches       from the number of a step to its arrays
     images        picture files to arrays
+    salvage       a picture without what is damaged beside its pixels
     progress      a sign of life for what takes longer
     machine       what the machine offers
     engines       which twin computes

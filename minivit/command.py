@@ -69,6 +69,11 @@ def literal(text):  # -> one line
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
 
 
+def counted(count, noun, many=None):  # -> "1 picture", "2 pictures"
+    """A number of things."""
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
 def explain(error):  # exception -> text
     """What an exception says, in one line; the system's errors begin with the file."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:

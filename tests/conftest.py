@@ -62,7 +62,7 @@ def little_data(monkeypatch):
             test_images=whole.test_images[:test],
             test_labels=whole.test_labels[:test],
         )
-        monkeypatch.setattr(datasets, "load", lambda name, **options: few)
+        monkeypatch.setattr(datasets, "load", lambda name, **_: few)
 
     return cut
 

@@ -102,7 +102,7 @@ def small(**changes):
         ({"train_labels": np.array([0, 2])}, "train label 2 is outside 0 to 1"),
         ({"test_labels": np.array([-1, 0])}, "test label -1 is outside 0 to 1"),
         ({"train_images": np.zeros((0, 4, 4, 1))}, "no train images"),
-        ({"test_labels": np.array([0])}, "2 test images, 1 labels"),
+        ({"test_labels": np.array([0])}, "2 test images, 1 label$"),
     ],
 )
 def test_check(changes, message):

@@ -1,8 +1,10 @@
 """The user's own pictures: cases IMG-09 to IMG-18."""
 
+import hashlib
 import os
 import subprocess
 import sys
+import unicodedata
 import warnings
 
 import numpy as np
@@ -40,10 +42,10 @@ def load(root, **options):
 
 
 def test_a_tenth_to_test_on(tmp_path):
-    """Seeded, of each class, never the last picture; every size becomes the model's."""
+    """Of each class, never the last picture; every size becomes the model's."""
     two_classes(tmp_path, 20)
     picture(tmp_path / "dog" / "wide.png", BLUE, (90, 10))
-    names, images, labels, test_images, test_labels = load(tmp_path)
+    names, images, labels, test_images, test_labels, _ = load(tmp_path)
     assert names == ("cat", "dog")
     assert images.shape == (37, 8, 8, 3)
     assert np.bincount(test_labels).tolist() == [2, 2]
@@ -55,18 +57,54 @@ def test_a_tenth_to_test_on(tmp_path):
     assert np.bincount(load(two_classes(tmp_path / "few", 2))[4]).tolist() == [1, 1]
 
 
-def test_the_split_is_the_seed_s(tmp_path):
-    """The same pictures are held out for the same seed, others for another."""
-    examples = [(tmp_path / f"{i}", i % 2) for i in range(100)]
-    held = [tuple(p for p, _ in folders.split(examples, seed)[1]) for seed in (0, 0, 1)]
-    assert held[0] == held[1] != held[2]
+def held_out(root):
+    """Names of the pictures to test on."""
+    return {example.name for example in folders.split(folders.listing(root)[1])[1]}
+
+
+def test_the_split_is_of_the_names(tmp_path):
+    """No seed, no place, no order of a disk decides it; evaluation never sees a trained picture."""
+    two_classes(tmp_path / "a", 40)
+    held = held_out(tmp_path / "a")
+    assert [sum(name.startswith(c) for name in held) for c in ("cat/", "dog/")] == [4, 4]
+    # SHA-256 of the names, ten each to test on of a hundred: by hashlib alone.
+    ranked = sorted(
+        (f"cat/{i}.png" for i in range(40)), key=lambda n: hashlib.sha256(n.encode()).hexdigest()
+    )
+    assert set(ranked[:4]) < held
+    assert {name.split("/")[1] for name in held if name[0] == "c"} != {
+        name.split("/")[1] for name in held if name[0] == "d"
+    }
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "a").rename(tmp_path / "elsewhere" / "b")
+    moved = tmp_path / "elsewhere" / "b"
+    assert held_out(moved) == held
+    for i in range(40, 43):  # a picture more replaces one of ten at most
+        picture(moved / "cat" / f"{i}.png")
+        more = held_out(moved)
+        assert len(held - more) <= 1
+        held = more
+
+
+def test_the_split_knows_one_form_of_accents(tmp_path):
+    """The same folder copied by a system that writes letters with accents as two characters."""
+    held = []
+    for form in ("NFC", "NFD"):
+        for name in ("é", "ö"):
+            for i in range(10):
+                name_there = unicodedata.normalize(form, f"{name} {i}.png")
+                picture(tmp_path / form / unicodedata.normalize(form, name) / name_there)
+        held.append(held_out(tmp_path / form))
+    assert held[0] == held[1]
+    first, second = (datasets.load(f"folder:{tmp_path / f}", size=(4, 4)) for f in ("NFC", "NFD"))
+    assert first.identity() == second.identity()
 
 
 @pytest.mark.parametrize("name", ["test", "val"])
 def test_folders_of_their_own(name, tmp_path):
     two_classes(tmp_path / "train", 3)
     two_classes(tmp_path / name, 1)
-    names, images, _, test_images, test_labels = load(tmp_path)
+    names, images, _, test_images, test_labels, _ = load(tmp_path)
     assert (names, len(images), len(test_images)) == (("cat", "dog"), 6, 2)
     assert test_labels.tolist() == [0, 1]
     picture(tmp_path / name / "cow" / "a.png")
@@ -89,13 +127,13 @@ def test_broken_pictures(strict, tmp_path):
     (tmp_path / "dog" / "empty.png").write_bytes(b"")
     (tmp_path / "dog" / "text.jpg").write_text("not a picture")
     (tmp_path / "dog" / "folder.png").mkdir()
-    arguments = [(p, 0) for p in sorted(tmp_path.rglob("*")) if p.is_file()]
+    arguments = [folders.Example(p, 0) for p in sorted(tmp_path.rglob("*")) if p.is_file()]
     if strict:
         with pytest.raises(ValueError, match=r"3 of 9 pictures: .*cut.jpg .*empty.png"):
             folders.decode(arguments, (8, 8), 3, strict=True)
     else:
         with pytest.warns(UserWarning, match=r"left out 3 of 9 pictures: .*cut.jpg") as caught:
-            images, _ = folders.decode(arguments, (8, 8), 3, strict=False)
+            images, _, _ = folders.decode(arguments, (8, 8), 3, strict=False)
         assert (len(images), len(caught)) == (6, 1)
 
 
@@ -148,9 +186,10 @@ def test_order(tmp_path):
     for name in ("B", "2", "a", "11", "A", "1", "10"):
         for i in ("2", "10", "1"):
             picture(tmp_path / name / f"{i}.png")
-    names, examples = folders.listing(tmp_path)
+    with pytest.warns(UserWarning, match="the classes 'A', 'a' differ only in case"):
+        names, examples = folders.listing(tmp_path)
     assert names == ("1", "10", "11", "2", "A", "B", "a")
-    assert [p.name for p, label in examples if label == 0] == ["1.png", "10.png", "2.png"]
+    assert [e.path.name for e in examples if e.label == 0] == ["1.png", "10.png", "2.png"]
 
 
 def test_extensions(tmp_path):
@@ -160,7 +199,9 @@ def test_extensions(tmp_path):
         noise(tmp_path / "y" / name)
     for name in ("e.txt", "f", "g.jpg.bak"):
         (tmp_path / "x" / name).write_text("")
-    with pytest.warns(UserWarning, match="3 files that are no pictures are passed over"):
+    with pytest.warns(
+        UserWarning, match=r"3 files that are no pictures are passed over: 1 .*\.txt"
+    ):
         names, examples = folders.listing(tmp_path)
     assert len(examples) == 8
     assert names == ("x", "y")

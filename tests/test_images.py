@@ -335,7 +335,7 @@ def test_probe_on_the_command_line(tmp_path, capsys, monkeypatch):
         for a in (whole.train_images, whole.train_labels, whole.test_images, whole.test_labels)
     ]
     few = datasets.Dataset("few", whole.classes, *few)
-    monkeypatch.setattr(datasets, "load", lambda name: few)
+    monkeypatch.setattr(datasets, "load", lambda name, **_: few)
     p = params.initialise(variants.parse("tiny"), 0, image_size=28, channels=1, classes=10)
     path = str(checkpoint.save(tmp_path / "x.npz", p))
     assert finetune.main([path, "--image-size", "28", "14x28"]) == 0

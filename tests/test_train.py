@@ -561,7 +561,7 @@ def test_accumulation_and_augmentation_on_the_command_line(tmp_path):
 def test_shapes_in_color(tmp_path, monkeypatch):
     """The drawn set on the command line, here few of it; 8^3 colours to predict."""
     whole = datasets.load
-    monkeypatch.setattr(datasets, "load", lambda name: whole(name, train=60, test=20))
+    monkeypatch.setattr(datasets, "load", lambda name, **_: whole(name, train=60, test=20))
     options = ["--model", "tiny/8", "--image-size", "32", "--dataset", "shapes:color"]
     assert train.main([*options, *SHORT[1:], "--output", str(tmp_path / "a")]) == 0
     p = checkpoint.load(tmp_path / "a" / "checkpoint.npz")
