@@ -24,11 +24,6 @@ SHOWN = 8  # images of a mosaic
 CALMER = "lower --learning-rate, or raise --warmup-steps"
 
 
-def counted(number, what):  # -> "1 step", "2 steps"
-    """A number of things, in English."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 class Interrupt:
     """Ctrl-C or SIGTERM asks to stop after the current step; a second Ctrl-C stops at once.
 
@@ -330,7 +325,7 @@ class Run:
 
     def report(self, result, seconds, steps):  # -> text
         """The table at the end."""
-        lines, images = [], counted(len(self.dataset.test_images), "test image")
+        lines, images = [], command.counted(len(self.dataset.test_images), "test image")
         if "by_class" in result:
             lines.append(f"{'class':<14}accuracy")
             pairs = zip(self.dataset.classes, result["by_class"], strict=True)
@@ -346,6 +341,6 @@ class Run:
             f"{'whole command':<14}{seconds['all']:7.1f}s",
         ]
         if skipped := int(self.engine.state["skipped"]):
-            steps = counted(skipped, "step")
+            steps = command.counted(skipped, "step")
             lines.append(f"{steps} had a gradient that was not finite and changed nothing")
         return "\n".join(lines)

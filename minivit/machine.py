@@ -62,9 +62,9 @@ def check_memory(needed, what, remedy="choose a smaller size or fewer"):
     """
     if needed > (free := memory()):
         # No more digits than anybody reads, whatever the number.
-        sizes = [f"{min(n, 10**30) / 2**30:,.1f} GiB" for n in (needed, free)]
+        sizes = [f"{min(n, 10**30) / 1e9:,.1f} GB" for n in (needed, free)]
         raise DoesNotFit(
-            f"{what} would take {sizes[0]} of memory at the least, and {sizes[1]} are free; {remedy}"
+            f"{what} would take at least {sizes[0]} of memory, and {sizes[1]} are free; {remedy}"
         )
 
 

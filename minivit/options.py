@@ -252,7 +252,8 @@ def check_together(args, resnet):
     """What contradicts each other, or would be passed over in silence."""
     check_needs(args, resnet)
     if args.batch_size % args.accumulate:
-        raise ValueError(f"--accumulate {args.accumulate} does not divide {args.batch_size} images")
+        batch = command.counted(args.batch_size, "image")
+        raise ValueError(f"--accumulate {args.accumulate} does not divide {batch}")
 
 
 IDLE = (
@@ -309,7 +310,8 @@ def check_shift(args, height, width):
 def complete(args, examples):
     """The number of steps and what follows from it, when the number of images is known."""
     if args.batch_size > examples:
-        raise ValueError(f"--batch-size {args.batch_size} exceeds {examples} training images")
+        there = command.counted(examples, "training image")
+        raise ValueError(f"--batch-size {args.batch_size} exceeds {there}")
     if args.epochs is not None:
         args.steps = max(1, args.epochs * examples // args.batch_size)
     if args.warmup_steps is None:

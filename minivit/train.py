@@ -37,7 +37,7 @@ from . import (
 from .architecture import image_channels, is_resnet, token_grid, token_pixels
 from .augmentation import Augmentation
 from .batches import Batches
-from .loop import Run, counted
+from .loop import Run
 from .machine import check_memory, keep_memory
 from .params import count, initialise, tree_map
 from .processes import ALONE, jax_devices, join
@@ -314,7 +314,7 @@ def remedy(args):  # -> text
         helps = [f"--accumulate {2 * args.accumulate}", *helps]
     if args.batch_size > 1 and not args.resume:
         helps = [f"--batch-size {args.batch_size // 2}", *helps]
-    images = counted(args.batch_size, "image")
+    images = command.counted(args.batch_size, "image")
     return f"a batch is {images} of {size}: try {', '.join(helps[:-1])} or {helps[-1]}"
 
 

@@ -1,6 +1,7 @@
 """The command line: what it writes, and what it says to wrong input."""
 
 import csv
+import os
 import re
 import signal
 import subprocess
@@ -127,7 +128,7 @@ WRONG = [
     ("--model X/16", "unknown variant 'X/16'"),
     ("--model Ti/16 --image-size 30", "image 30x30 is not divisible by patch 16x16"),
     ("--tiny --steps -5", "--steps is -5; it must be at least 1"),
-    ("--tiny --batch-size 70000", "--batch-size 70000 exceeds 60000"),
+    ("--tiny --batch-size 70000", "--batch-size 70000 exceeds 60,000 training"),
     ("--tiny --learning-rate nan", "--learning-rate is nan; it must be at least 0"),
     ("--tiny --head-bias nan", "--head-bias is nan"),
     ("--tiny --crop-area 0", "--crop-area is 0; it must be above 0 and at most 1"),
@@ -144,7 +145,7 @@ WRONG = [
     ("--tiny --recipe jft", "recipe jft is for B/*"),
     ("--tiny --steps 3 --epochs 1", "give one of them"),
     ("--tiny --accumulate 3", "--accumulate 3 does not divide 64 images"),
-    ("--tiny --per-class 9999", "class 0 has 6000 training images, 9999 a class"),
+    ("--tiny --per-class 9999", "class T-shirt has 6,000 training images, 9999 a class"),
     ("--tiny --per-class 2", "--batch-size 64 exceeds 20 training images"),
     ("--tiny --objective pixels --corrupt 0.03", "corrupts none of 16 patches"),
     ("--model tiny-hybrid --objective pixels", "convolutions see their neighbours"),
@@ -570,3 +571,16 @@ def test_shapes_in_color(tmp_path, monkeypatch):
     options += ["--objective", "mean-color", "--output", str(tmp_path / "b")]
     assert train.main([*options, *SHORT[1:]]) == 0
     assert checkpoint.load(tmp_path / "b" / "checkpoint.npz")["prediction"]["bias"].size == 512
+
+
+def test_no_number_is_made_where_there_is_no_accuracy(tmp_path):
+    """JAX's own search for NaN finds none: pixels have no accuracy, so none is computed."""
+    command = [sys.executable, "-m", "minivit.train", *SHORT, "--objective", "pixels", "--output"]
+    result = subprocess.run(
+        [*command, str(tmp_path / "x")],
+        env={**os.environ, "JAX_DEBUG_NANS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert not any(row["accuracy"] or row["test_accuracy"] for row in read_metrics(tmp_path / "x"))
