@@ -162,8 +162,9 @@ def listing(root, strict=False):  # -> class names, [Example]
     """All pictures below the folders of classes, in an order that no disk decides."""
     folders, examples, others = class_folders(root), [], []
     names = class_names(folders)
-    broken = [p for p in root.iterdir() if p.is_symlink() and not p.exists()]
-    for label, (name, folder) in enumerate(zip(names, folders, strict=True)):
+    broken = [p for p in root.iterdir() if not (hidden(p.name) or p.exists())]
+    look = progress(zip(names, folders, strict=True), "looking", total=len(names), unit="class")
+    for label, (name, folder) in enumerate(look):
         chosen, skipped, lost = inside(folder)
         check_class(root, folder, chosen, skipped)
         of_class = [
