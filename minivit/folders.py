@@ -243,9 +243,7 @@ def decode(examples, size, channels, strict, names=None):
     Broken ones are left out, and named in one warning; with `strict` they are an error, and so is
     a class without a whole picture.
     """
-    count, (height, width) = len(examples), size
-    what = f"{counted(count, 'picture')} of {height}x{width} pixels"
-    check_memory(count * height * width * channels, what)
+    count = len(examples)
     images = np.empty((count, *size, channels), np.uint8)
 
     def attempt(i):  # -> digest, or the fault
@@ -314,11 +312,13 @@ def load(path, *, size, channels=3, strict=False, parts=PARTS):
         train, test = split(train)
     examples = {"train": train, "test": test}
     tell_shared(examples, names)
+    count, (height, width) = sum(len(examples[part]) for part in parts), size
+    what = f"{counted(count, 'picture')} of {height}x{width} pixels"
+    check_memory(count * height * width * channels, what)
     arrays, records = [], {}
     for part in PARTS:
-        wanted = part in parts
         decoded = (np.empty((0, *size, channels), np.uint8), np.empty(0, np.int32), "")
-        if wanted:
+        if part in parts:
             decoded = decode(examples[part], size, channels, strict, names)
         arrays += decoded[:2]
         records[part] = record(examples[part], names, decoded[2])
