@@ -1,7 +1,6 @@
 """The command line of `python -m minivit.train`: its arguments, and what cannot work."""
 
 import argparse
-import math
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -107,7 +106,7 @@ def add_task(option):
     option("--distributed", text, action="store_true")
     option("--output", "folder to write (default: a new one in runs/)", type=Path)
     text = "of weights, order and dropout; dropout also depends on the number of cores"
-    option("--seed", text, type=whole(0, math.inf), default=0)
+    option("--seed", text, type=whole(0, 2**64 - 1), default=0)
     option("--log-every", "steps between rows of metrics.csv", type=whole(1), default=50)
     text = "steps between saved states for --resume; 0 is off (default: a tenth of the steps)"
     option("--checkpoint-every", text, type=whole())

@@ -40,6 +40,7 @@ from .augmentation import Augmentation
 from .batches import Batches
 from .loop import Run, breakable
 from .machine import check_memory, keep_memory
+from .options import parser
 from .params import count, initialise, tree_map
 from .processes import ALONE, jax_devices, join
 
@@ -324,7 +325,7 @@ def main(argv=None):  # -> exit status
     begun = time.perf_counter()
     keep_memory()
     command.start()
-    args = options.parser().parse_args(argv)
+    args = parser().parse_args(argv)
     args.processes, args.start = ALONE, begun
     try:
         with breakable():
