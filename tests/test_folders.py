@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minivit import checkpoint, datasets, folders, train
+from minivit import checkpoint, datasets, folders, synthetic, train
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -382,6 +382,28 @@ def test_control_characters_are_not_written(tmp_path):
     (tmp_path / "cat" / "\33[2J.png").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"cat/\\x1b\[2J\.png cannot be read"):
         load(tmp_path)
+
+
+def test_signs_of_life(tmp_path, monkeypatch):
+    """Decoding and drawing say how far they are."""
+    told = []
+
+    def progress(work, what, *, total, unit="img"):
+        done = list(work)
+        told.append((what, len(done), total, unit))
+        return done
+
+    for module in (folders, synthetic):
+        monkeypatch.setattr(module, "progress", progress)
+    load(two_classes(tmp_path))
+    synthetic.shapes(train=1200, test=7)
+    assert told == [
+        ("looking", 2, 2, "class"),
+        ("decoding", 4, 4, "img"),
+        ("decoding", 2, 2, "img"),
+        ("drawing", 3, 3, "chunk"),
+        ("drawing", 1, 1, "chunk"),
+    ]
 
 
 def test_memory_is_no_broken_picture(tmp_path, monkeypatch):
