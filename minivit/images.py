@@ -158,7 +158,9 @@ def opened(file):  # binary file -> Pillow image whose pixels are not decoded ye
 def check_pixels(width, height):
     """Refuse what would fill the memory: a file of some bytes can hold any number of pixels."""
     setting = os.environ.get("MINIVIT_MAX_PIXELS", "")
-    most = int(setting) if setting.isdecimal() else Image.MAX_IMAGE_PIXELS
+    if setting and not setting.isdecimal():
+        raise TooLarge(f"MINIVIT_MAX_PIXELS is {setting}, not a whole number")
+    most = int(setting) if setting else Image.MAX_IMAGE_PIXELS
     if most is not None and width * height > most:
         raise TooLarge(
             f"{width}x{height} pixels are too large to be decoded safely, the limit is {most:,}; "

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minivit import checkpoint, datasets, folders, train
+from minivit import checkpoint, datasets, folders, synthetic, train
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -217,14 +218,15 @@ def test_the_same_data_set_at_every_load(tmp_path, monkeypatch):
         picture(tmp_path / "dog" / f"{i}.png", BLUE)
     for i in range(10):  # between the limit and its double, where Pillow would only warn
         picture(tmp_path / "cat" / f"large {i}.png", RED, (40, 40))
-    before = list(warnings.filters)
     found = set()
-    for _ in range(20):
-        with pytest.warns(UserWarning, match=r"left out .*large .* too large to be"):
-            images = load(tmp_path)[1]
-        found.add(images.shape)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")  # what pytest has set would hide what remains
+        before = list(warnings.filters)
+        for _ in range(20):
+            found.add(load(tmp_path)[1].shape)
+            assert list(warnings.filters) == before
     assert len(found) == 1
-    assert list(warnings.filters) == before
+    assert all(re.search("left out .*large .* too large to be", str(w.message)) for w in told)
 
 
 @pytest.mark.parametrize(
@@ -382,6 +384,28 @@ def test_control_characters_are_not_written(tmp_path):
     (tmp_path / "cat" / "\33[2J.png").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"cat/\\x1b\[2J\.png cannot be read"):
         load(tmp_path)
+
+
+def test_signs_of_life(tmp_path, monkeypatch):
+    """Decoding and drawing say how far they are."""
+    told = []
+
+    def progress(work, what, *, total, unit="img"):
+        done = list(work)
+        told.append((what, len(done), total, unit))
+        return done
+
+    for module in (folders, synthetic):
+        monkeypatch.setattr(module, "progress", progress)
+    load(two_classes(tmp_path))
+    synthetic.shapes(train=1200, test=7)
+    assert told == [
+        ("looking", 2, 2, "class"),
+        ("decoding", 4, 4, "img"),
+        ("decoding", 2, 2, "img"),
+        ("drawing", 3, 3, "chunk"),
+        ("drawing", 1, 1, "chunk"),
+    ]
 
 
 def test_memory_is_no_broken_picture(tmp_path, monkeypatch):

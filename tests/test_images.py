@@ -128,6 +128,9 @@ def test_decompression_bombs(tmp_path, monkeypatch):
         assert "attack" not in str(error.value)
     monkeypatch.setenv("MINIVIT_MAX_PIXELS", "40000")
     assert images.read(tmp_path / "x.png").shape == (200, 200, 3)
+    monkeypatch.setenv("MINIVIT_MAX_PIXELS", "1e9")
+    with pytest.raises(images.ImageError, match="MINIVIT_MAX_PIXELS is 1e9, not a whole number"):
+        images.read(tmp_path / "x.png")
 
 
 def chunk(kind, data, checksum=None):
