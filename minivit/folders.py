@@ -162,8 +162,9 @@ def listing(root, strict=False):  # -> class names, [Example]
     """All pictures below the folders of classes, in an order that no disk decides."""
     folders, examples, others = class_folders(root), [], []
     names = class_names(folders)
-    broken = [p for p in root.iterdir() if p.is_symlink() and not p.exists()]
-    for label, (name, folder) in enumerate(zip(names, folders, strict=True)):
+    broken = [p for p in root.iterdir() if not (hidden(p.name) or p.exists())]
+    look = progress(zip(names, folders, strict=True), "looking", total=len(names), unit="class")
+    for label, (name, folder) in enumerate(look):
         chosen, skipped, lost = inside(folder)
         check_class(root, folder, chosen, skipped)
         of_class = [
@@ -242,9 +243,7 @@ def decode(examples, size, channels, strict, names=None):
     Broken ones are left out, and named in one warning; with `strict` they are an error, and so is
     a class without a whole picture.
     """
-    count, (height, width) = len(examples), size
-    what = f"{counted(count, 'picture')} of {height}x{width} pixels"
-    check_memory(count * height * width * channels, what)
+    count = len(examples)
     images = np.empty((count, *size, channels), np.uint8)
 
     def attempt(i):  # -> digest, or the fault
@@ -313,11 +312,13 @@ def load(path, *, size, channels=3, strict=False, parts=PARTS):
         train, test = split(train)
     examples = {"train": train, "test": test}
     tell_shared(examples, names)
+    count, (height, width) = sum(len(examples[part]) for part in parts), size
+    what = f"{counted(count, 'picture')} of {height}x{width} pixels"
+    check_memory(count * height * width * channels, what)
     arrays, records = [], {}
     for part in PARTS:
-        wanted = part in parts
         decoded = (np.empty((0, *size, channels), np.uint8), np.empty(0, np.int32), "")
-        if wanted:
+        if part in parts:
             decoded = decode(examples[part], size, channels, strict, names)
         arrays += decoded[:2]
         records[part] = record(examples[part], names, decoded[2])

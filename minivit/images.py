@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, JpegImagePlugin
 
+from . import salvage
 from .command import counted, literal
 from .machine import check_memory
-from .salvage import bare
 
 # Formats that show themselves in their first bytes and need no other program: EPS would start one.
 FORMATS = "JPEG PNG WEBP GIF BMP TIFF PPM AVIF JPEG2000 QOI HEIF DIB ICO PCX PSD SGI DDS".split()
@@ -60,6 +60,8 @@ def read_at(path, size, channels=3, crop=7 / 8):  # -> uint8 [height, width, cha
     Every fault is an `ImageError`, so that one picture never stops those after it; only too little
     memory is a MemoryError. Damage beside the pixels (EXIF, profiles, texts) does not matter.
     """
+    if size:  # a mistake in the size is none of the picture's
+        check_memory(size[0] * size[1] * channels, f"an image of {size[0]}x{size[1]} pixels")
     with named(path), open(path, "rb") as file:
         try:
             return decode(file, size, channels, crop)
@@ -69,15 +71,25 @@ def read_at(path, size, channels=3, crop=7 / 8):  # -> uint8 [height, width, cha
             if os.fstat(file.fileno()).st_size > 2**30:
                 raise
             file.seek(0)
-            pixels, exif = bare(file.read()) or (None, None)
-            if pixels is None:
-                raise
-            try:
-                return decode(io.BytesIO(pixels), size, channels, crop, exif)
-            except MemoryError:
-                raise
-            except Exception:
-                raise error from None
+            with MENDING:
+                image = mended(file.read(), channels)
+            if image is None:
+                raise error
+            return resize_and_crop(image, *size, crop) if size else image
+
+
+def mended(content, channels):  # bytes of a file -> uint8 [height, width, channels], or None
+    """What is in a damaged file, if no pixel of it is lost."""
+    pixels, exif = salvage.bare(content) or (b"", b"")
+    try:
+        first, *others = (
+            decode(io.BytesIO(pixels + tail), None, channels, 1, exif) for tail in salvage.TAILS
+        )
+    except MemoryError:
+        raise
+    except Exception:
+        return None
+    return first if all(np.array_equal(first, other) for other in others) else None
 
 
 @contextlib.contextmanager
@@ -102,7 +114,6 @@ def decode(file, size, channels, crop, exif=None):  # binary file -> uint8 [heig
     with opened(file) as picture:
         check_pixels(*picture.size)
         if size:
-            check_memory(size[0] * size[1] * channels, f"an image of {size[0]}x{size[1]} pixels")
             shrink(picture, size, crop)
         with ROOM.take(picture.width * picture.height):
             picture.load()
@@ -234,6 +245,7 @@ class Room:
 
 
 ROOM = Room(AT_ONCE)
+MENDING = threading.Lock()  # one at a time: it takes several times the memory
 
 
 def is_picture(path):  # -> bool
