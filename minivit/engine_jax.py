@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from . import optim
 from .batches import portion
 from .datasets import normalise
-from .engines import busy, token_count, told
+from .engines import busy, joined, token_count
 from .in_jax import OBJECTIVES, model
 from .layouts import EVERYWHERE, LAYOUTS, SHARED, mean_over_devices, shapes, state_specs
 from .params import (
@@ -62,7 +62,12 @@ def batch_mesh(batch_size, parts=1, devices=None):
 
 def useful_devices(tokens, images):  # -> list, or None: all
     """The CPU devices that the images of a part keep busy, unless somebody chose their number."""
-    if UNASKED["devices"] and jax.default_backend() == "cpu" and jax.process_count() == 1:
+    if (
+        images
+        and UNASKED["devices"]
+        and jax.default_backend() == "cpu"
+        and jax.process_count() == 1
+    ):
         return jax.devices()[: busy(tokens, images)]
     return None
 
@@ -387,8 +392,8 @@ class JaxEngine:
             found = self.jitted_logits(self.averaged(), self.frozen, shares)
             return np.asarray(found)[: len(batch)]
 
-        starts = range(0, max(1, len(images)), batch_size)
-        return np.concatenate(told((scores(images[i : i + batch_size]) for i in starts), done))
+        starts = range(0, len(images), batch_size)
+        return joined((scores(images[i : i + batch_size]) for i in starts), done)
 
     def portion(self, image_size):  # -> images
         """How many to score at once: on CPUs few, whose activations stay in the caches."""

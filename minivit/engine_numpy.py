@@ -9,7 +9,7 @@ from threadpoolctl import ThreadpoolController
 from . import optim
 from .batches import portion
 from .datasets import DROPOUT, normalise
-from .engines import busy, token_count, told
+from .engines import busy, joined, token_count
 from .in_numpy import OBJECTIVES, model
 from .machine import cores
 from .params import merge, pack, select, split_frozen, tree_map, unpack
@@ -83,7 +83,8 @@ class NumPyEngine:
         self.keep, self.update = keep, partial(optim.update, **rule)
         self.start = partial(optim.start, rule=rule.get("rule", "adamw"), average=bool(keep))
         self.cores = cores()
-        self.threads = min(self.cores, busy(token_count(params), batch_size))  # of a step
+        most = busy(token_count(params), batch_size) if batch_size else self.cores
+        self.threads = min(self.cores, most)  # of a step
         self.hardware = f"{self.threads} CPU threads"
         self.multiple = 1  # of which a batch to `measure` should be
         self.pool = ThreadPoolExecutor(self.cores)
@@ -141,7 +142,7 @@ class NumPyEngine:
         """
         batch_size = min(batch_size or portion(images.shape[1:3]), -(-len(images) // self.cores))
         batch_size = max(1, batch_size)
-        batches = [images[i : i + batch_size] for i in range(0, max(1, len(images)), batch_size)]
+        batches = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
         options = {name: value for name, value in self.model.items() if name != "loss"}
         with self.blas.limit(limits=1, user_api="blas"):
             params = self.snapshot()
@@ -149,7 +150,7 @@ class NumPyEngine:
             def scores(batch):
                 return model(params, normalise(batch), **options)[0]
 
-            return np.concatenate(told(self.pool.map(scores, batches), done))
+            return joined(self.pool.map(scores, batches), done)
 
     def snapshot(self):  # -> official tree of NumPy arrays
         """The parameters as they are saved and evaluated: averaged, if they are averaged."""

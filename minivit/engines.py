@@ -1,6 +1,8 @@
 """Which twin computes: an engine for the parameters, from what a command line says."""
 
-from .machine import check_memory, cores
+import numpy as np
+
+from .machine import check_memory
 from .processes import jax_devices
 from .shapes import depth
 
@@ -47,19 +49,21 @@ def check(batch_size, options):
             raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
-def busy(tokens, images):  # tokens of an image or 0, images or None -> threads or CPU devices
+def busy(tokens, images):  # tokens of an image or 0, images -> threads or CPU devices
     """How many cores so many images keep busy: each of them with at least `TOKENS`."""
-    return max(1, images * (tokens or TOKENS) // TOKENS) if images else cores()
+    return max(1, images * (tokens or TOKENS) // TOKENS)
 
 
-def told(results, done=None):  # iterable of arrays -> list
-    """All of them; `done` is told of how many images each is, as it comes."""
+def joined(parts, done=None):  # iterable of [b, classes] -> [B, classes]
+    """All scores; `done` is told of how many images each part is, as it comes."""
     found = []
-    for scores in results:
+    for scores in parts:
         found.append(scores)
         if done:
             done(len(scores))
-    return found
+    if not found:
+        raise ValueError("there are no images to score")
+    return np.concatenate(found)
 
 
 def token_count(params):  # -> N, or 0 where no position table says it
