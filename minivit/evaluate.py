@@ -14,8 +14,8 @@ import numpy as np
 from . import checkpoint, command, datasets, engines, finetune
 from .architecture import is_resnet
 from .batches import scores
+from .in_numpy import guess, smooth_labels, softmax_cross_entropy
 from .in_numpy import ridge as numpy_ridge
-from .in_numpy import smooth_labels, softmax_cross_entropy
 from .params import without_head
 from .shapes import image_shape
 
@@ -24,17 +24,35 @@ HELD_OUT = 1000  # training images on which the penalty is chosen
 CONSTANT = 100.0  # the feature that big_vision adds for the bias
 
 
+def check_scores(scores, what):
+    """Refuse what a model says where that is no number; `what` is its file or its name."""
+    broken = int((~np.isfinite(scores)).any(-1).sum())
+    if broken:
+        raise ValueError(
+            f"{what} gives scores that are not finite for {broken} of {len(scores)} images; its "
+            "weights are damaged, or its training had diverged"
+        )
+
+
 def top_k(logits, labels, k=1):  # [B, classes], [B] -> share of labels among the k best scores
-    """Top-k accuracy; where there are k classes or fewer in all, every answer counts as right."""
+    """Top-k accuracy; where there are k classes or fewer in all, every answer counts as right.
+
+    An answer with a score that is not finite is never right.
+    """
     k = min(k, logits.shape[-1])
     best = np.argpartition(-logits, k - 1, axis=-1)[:, :k]
-    return float((best == labels[:, None]).any(-1).mean())
+    right = (best == labels[:, None]).any(-1) & np.isfinite(logits).all(-1)
+    return float(right.mean())
 
 
 def summary(logits, labels):  # [B, classes], [B] -> dictionary
-    """Mean loss and accuracy over all examples, each counted once, and accuracy by class."""
-    correct = logits.argmax(-1) == labels
-    losses, _ = softmax_cross_entropy(logits, smooth_labels(labels, logits.shape[-1]))
+    """Mean loss and accuracy over all examples, each counted once, and accuracy by class.
+
+    Scores that are not finite are never right (`guess`), and make the loss infinite or NaN.
+    """
+    correct = guess(logits) == labels
+    with np.errstate(all="ignore"):
+        losses, _ = softmax_cross_entropy(logits, smooth_labels(labels, logits.shape[-1]))
     by_class = [
         float(correct[labels == label].mean()) if (labels == label).any() else float("nan")
         for label in range(logits.shape[-1])
@@ -43,8 +61,9 @@ def summary(logits, labels):  # [B, classes], [B] -> dictionary
 
 
 def confusion(predictions, labels, classes):  # 2 x [B] -> counts [true, predicted]
-    """How often each class is taken for each."""
-    cells = np.asarray(labels) * classes + np.asarray(predictions)
+    """How often each class is taken for each; a prediction of -1 (`guess`) is counted nowhere."""
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    cells = (labels * classes + predictions)[predictions >= 0]
     return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
 
 
@@ -83,7 +102,7 @@ def few_shot(features, labels, shots, classes, *, variant="free", backend="numpy
     weights, bias = fit_ridge(train, signs(labels[0][shots], classes), constant, backend)
     result = []
     for w, b in zip(weights, bias, strict=True):
-        guesses = [(x @ w + b).argmax(-1) for x in others]
+        guesses = [guess(x @ w + b) for x in others]
         result.append([(g == y).mean() for g, y in zip(guesses, labels[1:], strict=True)])
     return np.array(result)
 
@@ -170,7 +189,7 @@ def classify(args):
     print(f"{'loss':<8}{result['loss']:8.4f}")
     from . import figures
 
-    counts = confusion(logits.argmax(-1), labels, len(dataset.classes))
+    counts = confusion(guess(logits), labels, len(dataset.classes))
     figures.confusion(counts, dataset.classes).savefig(output, dpi=100)
     print(f"what is taken for what: {output}")
 

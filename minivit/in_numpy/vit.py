@@ -97,18 +97,18 @@ def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C]
     The parameters carry the architecture. Without `cls`, or with `mean`, the tokens are averaged,
     or pooled by `MAPHead_0`; without `posembed_input` order is invisible; without `head` the
     result is the features [B, D].
-    Options: gelu_form "tanh" or "erf"; epsilon of LayerNorm; rate and rng of dropout.
-    A dictionary `out` receives the intermediates by name: patch_embedding, tokens,
-    block{i} and its _ln1, _attention, _mha, _ln2, _mlp, then encoded, pre_logits, logits; and from
-    `back` block{i}_attention_gradient.
+    Options: gelu_form "tanh" or "erf"; epsilon of LayerNorm; rate and rng of dropout. A dictionary
+    `out` receives by name patch_embedding, tokens, block{i} and its _ln1, _attention, _mha, _ln2,
+    _mlp, then encoded, pre_logits, logits; and from `back` block{i}_attention_gradient.
     """
+    forms = {name: options[name] for name in ("gelu_form", "epsilon") if name in options}
     grid, back_embed = embed(p, images, out)
     x = grid.reshape(len(grid), -1, grid.shape[-1])
     if "cls" in p:
         x, back_cls = add_class_token(p["cls"], x)
     encoded, back_encoder = encoder(p["Transformer"], x, out=out, **options)
     if "MAPHead_0" in p:
-        y, back_pool = attention_pool(p["MAPHead_0"], encoded)
+        y, back_pool = attention_pool(p["MAPHead_0"], encoded, **forms)
     else:
         y, back_pool = pool(encoded, class_token="cls" in p and not mean)
     if "pre_logits" in p:
