@@ -108,7 +108,7 @@ def few_shot(features, labels, shots, classes, *, variant="free", backend="numpy
 
 
 def fit_ridge(x, y, constant, backend):  # -> weights [G, D, K], bias [G, K]
-    """All penalties by either twin, in float64: float32 loses the small ones (FEW-02)."""
+    """All penalties by either twin, in float64: float32 loses the small ones."""
     if backend == "numpy":
         return numpy_ridge(x, y, PENALTIES, constant)
     import jax

@@ -9,6 +9,7 @@ import contextlib
 import io
 import itertools
 import math
+import os
 import re
 import signal
 import sys
@@ -37,7 +38,7 @@ from . import (
 from .architecture import image_channels, is_resnet, token_grid, token_pixels
 from .augmentation import Augmentation
 from .batches import Batches
-from .loop import Run
+from .loop import Run, breakable
 from .machine import check_memory, keep_memory
 from .params import count, initialise, tree_map
 from .processes import ALONE, jax_devices, join
@@ -326,9 +327,10 @@ def main(argv=None):  # -> exit status
     args = options.parser().parse_args(argv)
     args.processes, args.start = ALONE, begun
     try:
-        status = command.run(
-            "train", lambda: work(args, argv), remedy=lambda: remedy(args), patient=True
-        )
+        with breakable():
+            status = command.run(
+                "train", lambda: work(args, argv), remedy=lambda: remedy(args), patient=True
+            )
     except Exception:
         if args.processes.count > 1:
             traceback.print_exc()
@@ -340,4 +342,8 @@ def main(argv=None):  # -> exit status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    if ended == 130:  # JAX's own end takes a while, in which a second Ctrl-C is an error
+        sys.stdout.flush()
+        os._exit(ended)
+    sys.exit(ended)
