@@ -41,39 +41,39 @@ def schedule(step, *, base, total, warmup=0, decay="cosine", end=1e-5):  # -> le
 
 
 def global_norm(grads, across=None):
-    """Euclidean norm of all gradients together.
+    """Euclidean norm of all gradients together; infinite where it overflows itself.
 
     Where each device has a part of them, `across` adds a number up over the devices.
     """
-    with np.errstate(over="ignore"):
-        square = sum((leaf * leaf).sum() for leaf in flatten(grads).values())
+    return clip_by_global_norm(grads, 0, across)[1]
+
+
+def root_of_squares(grads, across=None):
+    """The global norm, unless its square overflows: float32's does above 1.8e19."""
+    square = sum((leaf * leaf).sum() for leaf in flatten(grads).values())
     return (across(square) if across else square) ** 0.5
 
 
 def in_units(grads, across=None):  # -> gradients / unit in float32 at least, their norm, unit
-    """Gradients whose squares can be summed: the unit is 1, or a large power of two if they cannot.
-
-    Float32's squares overflow above 1.8e19.
-    """
+    """Gradients whose squares can be summed: the unit is 1, or a large power of two if need be."""
     grads = tree_map(lambda g: g.astype("float32") if g.dtype.itemsize == 2 else g, grads)
-    norm = global_norm(grads, across)
+    norm = root_of_squares(grads, across)
     xp = norm.__array_namespace__()
-    large = 2.0 ** (xp.finfo(norm.dtype).maxexp * 5 // 8)
+    unit = 2.0 ** (xp.finfo(norm.dtype).maxexp * 5 // 8)
     if not isinstance(norm, np.generic):  # JAX knows it only when the step runs
-        unit = xp.where(xp.isfinite(norm), 1, large)
+        unit = xp.where(xp.isfinite(norm), 1, unit)
     elif np.isfinite(norm):
         return grads, norm, 1.0
-    else:
-        unit = large
     grads = tree_map(lambda leaf: leaf / unit, grads)
-    return grads, global_norm(grads, across), unit
+    return grads, root_of_squares(grads, across), unit
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def clip_by_global_norm(grads, limit, across=None):  # -> gradients, their norm before
     """Shrink all gradients by one factor so that their global norm is at most `limit`.
 
     A limit of 0 or None switches clipping off. At or below the limit nothing changes, to the bit.
-    Finite gradients are clipped rightly also where their norm overflows, and is infinite.
+    Finite gradients are clipped rightly also where their norm overflows.
     """
     small, norm, unit = in_units(grads, across)
     if not limit:

@@ -19,7 +19,8 @@ def softmax(s):  # [..., N] -> [..., N]
 
     Half precision would lose small weights: softmax is at least float32.
     """
-    exponentials = jnp.exp(wide(s) - jax.lax.stop_gradient(wide(s.max(-1, keepdims=True))))
+    scores = wide(s)
+    exponentials = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
     return (exponentials / exponentials.sum(-1, keepdims=True)).astype(s.dtype)
 
 

@@ -16,7 +16,7 @@ def smooth_labels(labels, classes, smoothing=0.0, dtype="float32"):  # [B] -> [B
 
 def guess(logits):  # [..., classes] -> [...]
     """The class with the best score, or -1, which is never right, where a score is not finite."""
-    return jnp.where(jnp.isfinite(logits).all(-1), logits.argmax(-1), -1)
+    return jnp.where(jnp.isfinite(logits).all(-1), logits.argmax(-1), -1).astype("int32")
 
 
 def softmax_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]

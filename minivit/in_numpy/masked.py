@@ -78,7 +78,8 @@ def color_loss(predictions, labels, corrupted):  # [B, N, T*K], [B, N, T], [B, N
 
 def pixel_loss(predictions, patches, corrupted):  # 2 x [B, N, P*P*C], [B, N] -> number
     """Mean squared error of the pixels in [-1, 1] of each corrupted patch."""
-    error = np.where(corrupted[..., None], wide(predictions) - wide(patches), 0)
+    error = np.zeros_like(wide(predictions))
+    error[corrupted] = wide(predictions[corrupted]) - wide(patches[corrupted])
     loss, back_mean = over_corrupted((error * error).mean(-1), corrupted)
 
     def back(dloss):
