@@ -87,12 +87,17 @@ def attention_distance(attention, grid, patch, *, prefix=1, renormalise=True):
     return (weights * patch_distances(grid, patch)).sum(-1).mean(-1)
 
 
-def position_similarity(table, grid, *, prefix=1):  # [1, N, D] -> [rows, columns, rows, columns]
-    """Cosine between the position embeddings of any two patches (Fig. 7, centre); 0 with a zero."""
+def position_similarity(table, grid, *, prefix=1, places=None):
+    # [1, N, D] -> [rows, columns, rows, columns]
+    """Cosine between the position embeddings of any two patches (Fig. 7, centre); 0 with a zero.
+
+    `places` are rows and columns of the first of the two, where not all are wanted.
+    """
     patches = np.asarray(table, np.float64)[0, prefix:]
     length = np.linalg.norm(patches, axis=-1, keepdims=True)
-    patches = patches / np.where(length > 0, length, 1)
-    return (patches @ patches.T).reshape(*grid, *grid)
+    patches = (patches / np.where(length > 0, length, 1)).reshape(*grid, -1)
+    first = patches if places is None else patches[np.ix_(*places)]
+    return np.tensordot(first, patches, (-1, -1))
 
 
 def main_filters(kernel, count):  # [P, P, C, D] -> [count, P, P, C]

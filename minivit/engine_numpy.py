@@ -148,7 +148,7 @@ class NumPyEngine:
             params = self.snapshot()
 
             def scores(batch):
-                return model(params, normalise(batch), **options)[0]
+                return model(params, normalise(batch), backward=False, **options)[0]
 
             return joined(self.pool.map(scores, batches), done)
 

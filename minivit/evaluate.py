@@ -5,23 +5,25 @@ asks what the features are worth instead (section 4.1): a linear classifier is f
 to a few images of every class, and compared with the same on raw pixels.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from . import checkpoint, command, datasets, engines, finetune
+from . import command, datasets, engines, finetune, opening
 from .architecture import is_resnet
 from .batches import scores
+from .command import counted, literal
 from .in_numpy import guess, smooth_labels, softmax_cross_entropy
 from .in_numpy import ridge as numpy_ridge
 from .params import without_head
+from .progress import progress
 from .shapes import image_shape
 
 PENALTIES = 2.0 ** np.arange(-10, 21, 2)
 HELD_OUT = 1000  # training images on which the penalty is chosen
 CONSTANT = 100.0  # the feature that big_vision adds for the bias
+CELLS, PAIRS = 500, 20  # of the confusion: rows of the picture, and pairs of classes, at most
 
 
 def check_scores(scores, what):
@@ -65,6 +67,15 @@ def confusion(predictions, labels, classes):  # 2 x [B] -> counts [true, predict
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     cells = (labels * classes + predictions)[predictions >= 0]
     return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+
+def confused(predictions, labels, most=PAIRS):  # 2 x [B] -> [(true, predicted, count)]
+    """Which class is taken for which other, the most frequent first."""
+    wrong = (predictions != labels) & (predictions >= 0)
+    pairs = np.stack([labels[wrong], predictions[wrong]])
+    pairs, counts = np.unique(pairs, axis=1, return_counts=True)
+    first = np.argsort(-counts, kind="stable")[:most]
+    return [(*pairs[:, i].tolist(), int(counts[i])) for i in first]
 
 
 def signs(labels, classes):  # [B] -> float64 [B, classes]
@@ -122,114 +133,147 @@ def fit_ridge(x, y, constant, backend):  # -> weights [G, D, K], bias [G, K]
 def few_shot_table(features, labels, draws, classes, **options):
     # {k: list of indices of shots} -> [(k, accuracy of each draw, penalty)]
     """For each k, some draws of k images a class; one penalty, the best on held-out images."""
-    rows = []
+    rows, bar = [], progress(total=sum(map(len, draws.values())), what="fitting", unit="draw")
     for k, chosen in draws.items():
-        results = [few_shot(features, labels, shots, classes, **options) for shots in chosen]
-        results = np.stack(results)  # [draws, penalties, 2]
+        results = []  # [draws, penalties, 2]
+        for shots in chosen:
+            results.append(few_shot(features, labels, shots, classes, **options))
+            bar.update()
+        results = np.stack(results)
         best = results[..., 0].mean(0).argmax()
         rows.append((k, results[:, best, 1], PENALTIES[best]))
+    bar.close()
     return rows
 
 
 def parser():
     """All arguments of the command line."""
-    p = argparse.ArgumentParser(prog="python -m minivit.evaluate", description=__doc__)
+    p = command.Parser(prog="python -m minivit.evaluate", description=__doc__)
     p.add_argument("--checkpoint", required=True, metavar="FILE", help=".npz or .safetensors")
-    p.add_argument("--dataset", default="fashion-mnist", help="(default: fashion-mnist)")
+    finetune.add_data_options(p)
     text = "images of each class to fit a linear classifier to; several numbers for several rows"
-    p.add_argument("--few-shot", type=int, nargs="+", metavar="K", help=text)
-    p.add_argument("--draws", type=int, default=5, help="of these images (default: 5)")
+    p.add_argument("--few-shot", type=command.whole(1), nargs="+", metavar="K", help=text)
+    text = "of these images (default: 5)"
+    p.add_argument("--draws", type=command.whole(1, 1000), default=5, help=text)
     text = "bias left alone, or as in big_vision: whitened, the bias a feature of 100"
     p.add_argument("--ridge", choices=("free", "big_vision"), default="free", help=text)
     text = "what is a feature: the class token, or the mean of all (a masked model's are better)"
     p.add_argument("--features", choices=("class", "mean"), default="class", help=text)
     text = "side or HEIGHTxWIDTH, positions are resized (default: the model's)"
     p.add_argument("--image-size", type=image_shape, help=text)
-    p.add_argument("--old-grid", type=image_shape, help="of the file's positions, if no square")
+    opening.add_reading_options(p)
+    text = "the checkpoint's class names, a line each, where it has none of its own"
+    p.add_argument("--labels", metavar="FILE", help=text)
     p.add_argument("--backend", choices=("jax", "numpy"), default="jax", help="which twin runs")
-    p.add_argument("--output", type=Path, metavar="PNG", help="confusion (default: by the file)")
+    text = "confusion, .png, .pdf or .svg (default: beside the checkpoint)"
+    p.add_argument("--output", metavar="FILE", help=text)
     return p
 
 
-def scorer(args, params, description, size):  # -> function: uint8 images -> [B, ...]
-    """The model at the size asked for; without a head its result is the features."""
-    grid = args.old_grid or description["grid"]
+def prepare(args, params, description, *parts):
+    # -> function: uint8 images -> [B, ...]; data set
+    """The model at the size asked for, its features if it has no head, and what it is asked about.
+
+    A part of the data that is not named is not decoded.
+    """
+    size = args.image_size or finetune.image_size(params, description)
+    grid = description["grid"]
     params = finetune.at_size(params, size, description["dialect"], old_grid=grid)
     options = finetune.settings(description) | {"mean": args.features == "mean"}
     engine = engines.make(args.backend, params, model=options)
-    return lambda images: scores(engine, images, size, description["channels"])
+
+    def score(images):
+        found = scores(engine, images, size, description["channels"], "scoring")
+        check_scores(found, args.checkpoint)
+        return found
+
+    return score, finetune.load_data(args, size, description["channels"], parts)
 
 
-def load_data(args, params, description):  # -> data set, size of the model's images
-    """What the model is asked about."""
-    size = args.image_size or finetune.image_size(params, description, args.old_grid)
-    parts = ("train", "test") if args.few_shot else ("test",)  # nothing is decoded in vain
-    channels = description["channels"]
-    return datasets.load_at(args.dataset, size, parts=parts, channels=channels), size
+def align(args, description, dataset):  # -> Dataset
+    """The data set with the checkpoint's labels; by number, which is said, if it names none."""
+    known, given = description["classes"], len(dataset.classes)
+    if args.labels or description.get("class_names"):
+        names = opening.class_names(description, args.labels)
+        return datasets.aligned(dataset, names, args.labels or args.checkpoint)
+    if known != given:
+        raise ValueError(
+            f"{args.checkpoint} knows {known or 'no'} classes, {dataset.name} has {given}; ask "
+            "what its features are worth with --few-shot 1 5 10 25"
+        )
+    print(
+        f"{literal(args.checkpoint)} does not name its classes; they are taken to be those of "
+        f"{literal(dataset.name)}, in its order (--labels FILE names them)"
+    )
+    return dataset
 
 
 def classify(args):
     """Print loss and accuracies, and draw the confusion."""
-    params, description = checkpoint.inspect(args.checkpoint)
-    dataset, size = load_data(args, params, description)
-    if description["classes"] != len(dataset.classes):
-        raise ValueError(
-            f"{args.checkpoint} knows {description['classes'] or 'no'} classes, {dataset.name} has "
-            f"{len(dataset.classes)}; ask what its features are worth with --few-shot 1 5 10 25"
-        )
     output = args.output or Path(args.checkpoint).with_suffix(".confusion.png")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}")
-    score, labels = scorer(args, params, description, size), dataset.test_labels
-    logits = score(dataset.test_images)
-    result = summary(logits, labels)
-    print(f"{'top-1':<8}{result['accuracy']:8.2%} of {len(labels)} test images of {dataset.name}")
+    params, description = opening.read(args.checkpoint, **opening.chosen(args))
+    output = command.picture(output, "--output")
+    score, dataset = prepare(args, params, description, "test")
+    dataset = align(args, description, dataset)
+    logits, labels = score(dataset.test_images), dataset.test_labels
+    result, name = summary(logits, labels), literal(dataset.name)
+    print(
+        f"{'top-1':<8}{result['accuracy']:8.2%} of {counted(len(labels), 'test image')} of {name}"
+    )
     if len(dataset.classes) > 5:
         print(f"{'top-5':<8}{top_k(logits, labels, 5):8.2%}")
-    print(f"{'loss':<8}{result['loss']:8.4f}")
+    print(f"{'loss':<8}{result['loss']:8.4f}", flush=True)
+    draw_confusion(guess(logits), labels, dataset.classes).savefig(output, dpi=100)
+    print(f"what is taken for what: {literal(output)}")
+
+
+def draw_confusion(predictions, labels, classes):  # -> Figure
+    """The confusion of any number of classes: of very many, some by side in one cell."""
     from . import figures
 
-    counts = confusion(guess(logits), labels, len(dataset.classes))
-    figures.confusion(counts, dataset.classes).savefig(output, dpi=100)
-    print(f"what is taken for what: {output}")
+    count = len(classes)
+    cells = min(count, CELLS)
+    counts = confusion(predictions * cells // count, labels * cells // count, cells)
+    return figures.confusion(counts, classes, confused(predictions, labels))
 
 
 def compare_few_shot(args):
     """Print a table: the features and raw pixels, for each number of images a class."""
-    if min(args.few_shot) < 1 or args.draws < 1:
-        raise ValueError(f"--few-shot {min(args.few_shot)}, --draws {args.draws}: at least 1 each")
-    params, description = checkpoint.inspect(args.checkpoint, head=False)
+    params, description = opening.read(args.checkpoint, **opening.chosen(args), head=False)
     if is_resnet(params) and args.features != "class":
         raise ValueError(
             f"--features {args.features}: {args.checkpoint} is a ResNet without tokens"
         )
-    dataset, size = load_data(args, params, description)
+    score, dataset = prepare(args, without_head(params), description, *datasets.PARTS)
     dataset, *held = datasets.hold_out(
         dataset, min(0.5, HELD_OUT / len(dataset.train_images)), seed=0
     )
-    classes = len(dataset.classes)
+    names, answers = dataset.classes, dataset.train_labels
     draws = {
-        k: [
-            datasets.draw_shots(dataset.train_labels, dataset.classes, k, s)
-            for s in range(args.draws)
-        ]
+        k: [datasets.draw_shots(answers, names, k, seed) for seed in range(args.draws)]
         for k in args.few_shot
     }
     # Only the features of images that some draw contains are computed.
     used = np.unique(np.concatenate([shots for each in draws.values() for shots in each]))
     draws = {k: [np.searchsorted(used, shots) for shots in each] for k, each in draws.items()}
-    score = scorer(args, without_head(params), description, size)
     parts = dataset.train_images[used], held[0], dataset.test_images
-    labels = dataset.train_labels[used], held[1], dataset.test_labels
-    pixels = [datasets.normalise(part).reshape(len(part), -1) for part in parts]
+    labels = answers[used], held[1], dataset.test_labels
     options = {"variant": args.ridge, "backend": args.backend}
-    print(f"per cent of {len(parts[2])} test images, mean and deviation of {args.draws} draws")
-    print(f"{'images a class':<16}" + "".join(f"{k:>16}" for k in args.few_shot))
-    for name, features in (("features", [score(part) for part in parts]), ("raw pixels", pixels)):
-        table = few_shot_table(features, labels, draws, classes, **options)
+    print(
+        f"per cent of {counted(len(parts[2]), 'test image')}, mean and deviation of "
+        f"{counted(args.draws, 'draw')}"
+    )
+    print(f"{'images a class':<16}" + "".join(f"{k:>16}" for k in args.few_shot), flush=True)
+    for name, see in (("features", score), ("raw pixels", raw)):
+        table = few_shot_table([see(part) for part in parts], labels, draws, len(names), **options)
         cells = (f"{100 * a.mean():.1f} ± {100 * a.std():.1f}" for _, a, _ in table)
         print(f"{name:<16}" + "".join(f"{cell:>16}" for cell in cells))
-        print(f"{'  penalty':<16}" + "".join(f"{l2:>16g}" for *_, l2 in table))
+        print(f"{'  penalty':<16}" + "".join(f"{l2:>16g}" for *_, l2 in table), flush=True)
+
+
+def raw(images):  # uint8 [B, height, width, C] -> [B, height * width * C]
+    """Pixels as features, to compare with."""
+    return datasets.normalise(images).reshape(len(images), -1)
 
 
 def evaluate(args):
@@ -238,15 +282,16 @@ def evaluate(args):
     for name, wanted in given.items():
         if wanted and not args.few_shot:
             raise ValueError(f"{name} is for --few-shot; say how many images a class")
-    if args.few_shot and args.output:
-        raise ValueError("--output is for the confusion, which --few-shot does not draw")
+    given = {"--output": "the confusion", "--labels": "the classes of the checkpoint"}
+    for name, purpose in given.items():
+        if args.few_shot and getattr(args, name[2:]):
+            raise ValueError(f"{name} is for {purpose}, which --few-shot does not look at")
     return (compare_few_shot if args.few_shot else classify)(args)
 
 
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
-    args = parser().parse_args(argv)
-    return command.run("evaluate", lambda: evaluate(args))
+    return command.main(parser, evaluate, argv)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from ..shapes import check_names
 from .resnet import bit
 from .vit import vit
 
-OPTIONS = ("mean", "gelu_form", "epsilon", "rate", "rng")  # of `vit`
+OPTIONS = ("mean", "gelu_form", "epsilon", "rate", "rng", "backward")  # of `vit`
 
 
 def model(p, images, *, out=None, **options):  # [B, height, width, C] -> [B, classes]
