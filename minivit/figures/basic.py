@@ -9,7 +9,7 @@ from .canvas import Figure, MaxNLocator
 NUMBERED = 100  # entries of a matrix beyond which its numbers would not be legible
 
 
-def plain(name, most=30):
+def plain(name, most=60):
     """A name in a picture as it is: no formula, no control characters, and no endless line.
 
     matplotlib takes what stands between dollars for a formula; behind a backslash one is a dollar.
@@ -19,11 +19,9 @@ def plain(name, most=30):
     return "\n".join(cut).replace("$", r"\$")
 
 
-def color_key(figure, image, axes, text, ticks=None):
-    """What the colours of an image mean, beside all of some axes; `ticks` are {number: text}."""
-    key = figure.colorbar(image, ax=axes, label=text, shrink=0.8, aspect=30)
-    if ticks:
-        key.set_ticks(list(ticks), labels=list(ticks.values()))
+def color_key(figure, image, axes, text):
+    """What the colours of an image mean, beside all of some axes."""
+    figure.colorbar(image, ax=axes, label=text, shrink=0.8, aspect=30)
 
 
 def show(axes, image):
@@ -54,10 +52,11 @@ def patches(image, patch):  # [height, width, C], P -> Figure
     whole, row = figure.subfigures(2, 1, height_ratios=(4, 1))
     axes = whole.subplots()
     show(axes, image)
+    line = {"color": "crimson", "lw": min(1, 14 / max(rows, columns))}
     for i in range(1, rows):
-        axes.axhline(i * down - 0.5, color="crimson", lw=1)
+        axes.axhline(i * down - 0.5, **line)
     for i in range(1, columns):
-        axes.axvline(i * right - 0.5, color="crimson", lw=1)
+        axes.axvline(i * right - 0.5, **line)
     axes.set_title(f"{height}x{width} pixels, {rows * columns} patches of {down}x{right}")
     for n, axes in enumerate(row.subplots(1, min(16, rows * columns), squeeze=False)[0]):
         y, x = divmod(n, columns)
@@ -77,7 +76,7 @@ def matrices(arrays, titles, columns, rows):  # list of [N, M] -> Figure
             dark = value < (array.min() + array.max()) / 2
             color = "white" if dark else "black"
             axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=color, fontsize=8)
-        axes.set(title=plain(title, 60), xlabel=columns, ylabel=rows)
+        axes.set(title=plain(title), xlabel=columns, ylabel=rows)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         figure.colorbar(image, shrink=0.8)
@@ -102,7 +101,7 @@ def lines(x, series, xlabel, ylabel, *, log_x=False, log_y=False, level=None, ma
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if log_y:
         axes.set_yscale("log")
-    axes.set(xlabel=plain(xlabel, 60), ylabel=plain(ylabel, 60))
+    axes.set(xlabel=plain(xlabel), ylabel=plain(ylabel))
     axes.legend(frameon=False)
     axes.grid(alpha=0.3)
     return figure
@@ -123,6 +122,6 @@ def bars(panels):  # {unit: {name: number}} -> Figure
             axes.text(max(value, 0), place, text, va="center", fontsize=8)
         axes.margins(x=0.15)
         axes.invert_yaxis()
-        axes.set_xlabel(plain(unit, 60))
+        axes.set_xlabel(plain(unit))
         axes.spines[["top", "right"]].set_visible(False)
     return figure

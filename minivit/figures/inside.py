@@ -5,7 +5,7 @@ import numpy as np
 from .basic import color_key, plain, show
 from .canvas import Figure
 
-OF_ITS_LARGEST = {0: "0", 1: "its map's\nlargest"}  # each map has a scale of its own
+OF_LARGEST = "share of each map's largest weight"  # each map has a scale of its own
 
 
 def overlay(axes, image, weights):  # -> the map, for its colour key
@@ -27,10 +27,10 @@ def attention(images, maps, titles, columns=4):  # [B, height, width, C], [B, h,
         axes.axis("off")
     for i, (image, weights, title) in enumerate(zip(images, maps, titles, strict=True)):
         show(grid[2 * i], image)
-        grid[2 * i].set_title(plain(title), fontsize=8)
+        grid[2 * i].set_title(plain(title, 30), fontsize=8)
         key = overlay(grid[2 * i + 1], image, weights)
         grid[2 * i + 1].set_title(f"up to {weights.max():.0%} a patch", fontsize=8)
-    color_key(figure, key, list(grid), "attention to a patch", OF_ITS_LARGEST)
+    color_key(figure, key, list(grid), OF_LARGEST)
     return figure
 
 
@@ -41,12 +41,12 @@ def overlays(images, maps, titles):  # [B, height, width, C], {name: [B, h, w]},
     grid = figure.subplots(len(images), columns, squeeze=False)
     for row, image, title, *each in zip(grid, images, titles, *maps.values(), strict=True):
         show(row[0], image)
-        row[0].set_ylabel(plain(title), fontsize=9)
+        row[0].set_ylabel(plain(title, 30), fontsize=9)
         for axes, weights in zip(row[1:], each, strict=True):
             key = overlay(axes, image, weights)
     for axes, name in zip(grid[0], ("image", *maps), strict=True):
         axes.set_title(plain(name), fontsize=9)
-    color_key(figure, key, grid, "weight of a patch", OF_ITS_LARGEST)
+    color_key(figure, key, grid, OF_LARGEST)
     return figure
 
 
@@ -77,7 +77,7 @@ def heads(maps, image=None):  # [L, H, h, w], [height, width, C] -> Figure
         axes = figure.subplots()
     largest = np.maximum(maps.max((2, 3), keepdims=True), np.finfo(float).tiny)
     key = axes.imshow(tiled(maps / largest), cmap="inferno", vmin=0, vmax=1)
-    color_key(figure, key, axes, "attention to a patch", OF_ITS_LARGEST)
+    color_key(figure, key, axes, OF_LARGEST)
     axes.set_xticks(centres(count, w), range(1, count + 1))
     axes.set_yticks(centres(blocks, h), range(1, blocks + 1))
     axes.set(xlabel="head", ylabel="block")
@@ -123,7 +123,7 @@ def positions(likenesses, titles, places=None):  # list of [r, s, h, w] -> Figur
             centres(len(columns), w)[:: every[1]], [n + 1 for n in columns[:: every[1]]]
         )
         axes.set_yticks(centres(len(rows), h)[:: every[0]], [n + 1 for n in rows[:: every[0]]])
-        axes.set(title=plain(title, 60), xlabel="column of the patch", ylabel="row of the patch")
+        axes.set(title=plain(title), xlabel="column of the patch", ylabel="row of the patch")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     color_key(figure, image, list(row), "cosine similarity")

@@ -42,7 +42,7 @@ def examples(images, labels, predictions, classes, columns=10):
     for axes, image, label, guess in zip(grid, images, labels, predictions, strict=False):
         grey = image.shape[-1] == 1
         axes.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None)
-        said, true = (plain(classes[i], 18) for i in (guess, label))
+        said, true = plain(classes[guess], 18), plain(classes[label], 14)
         if label == guess:
             axes.set_title(said, fontsize=8)
         else:
@@ -86,7 +86,7 @@ def confusion(counts, classes, confused=()):
     axes.set(xlabel="predicted", ylabel="true")
     color_key(figure, image, axes, "% of the true class")
     if few:
-        ticks, names = range(len(classes)), [plain(name) for name in classes]
+        ticks, names = range(len(classes)), [plain(name, 30) for name in classes]
         axes.set_xticks(ticks, names, rotation=90)
         axes.set_yticks(ticks, names)
         for (i, j), value in np.ndenumerate(share) if len(classes) <= 20 else ():

@@ -102,10 +102,9 @@ def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C]
     The parameters carry the architecture. Without `cls`, or with `mean`, the tokens are averaged,
     or pooled by `MAPHead_0`; without `posembed_input` order is invisible; without `head` the
     result is the features [B, D].
-    Options: gelu_form "tanh" or "erf"; epsilon of LayerNorm; rate and rng of dropout; `backward`
-    False, which takes less memory where only the scores are wanted. A dictionary `out` receives by
-    name patch_embedding, tokens, block{i} and its _ln1, _attention, _mha, _ln2, _mlp, then encoded,
-    pre_logits, logits; and from `back` block{i}_attention_gradient.
+    Options: gelu_form "tanh" or "erf"; epsilon of LayerNorm; rate and rng of dropout; `backward`.
+    `out` receives by name patch_embedding, tokens, block{i} and its _ln1, _attention, _mha, _ln2,
+    _mlp, then encoded, pre_logits, logits; and from `back` block{i}_attention_gradient.
     """
     forms = {name: options[name] for name in ("gelu_form", "epsilon") if name in options}
     grid, back_embed = embed(p, images, out)
