@@ -75,17 +75,15 @@ def literal(text):  # -> one line
 def writable(path, option):  # -> Path
     """Refuse, before the work, a file that could not be written after it."""
     path = Path(path)
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(0, "is a folder; name a file in it")
-        if not path.parent.is_dir():
-            raise FileNotFoundError(0, f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise IsADirectoryError(f"{option} {path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{option} {path}: there is no folder {path.parent}")
+    with writing(path, option):
         if path.exists():
             open(path, "ab").close()
-        with tempfile.TemporaryFile(dir=path.parent):
-            return path
-    except OSError as error:
-        raise type(error)(f"{option} {path}: {error.strerror}") from None
+        tempfile.TemporaryFile(dir=path.parent).close()
+    return path
 
 
 def picture(path, option):  # -> Path
@@ -98,19 +96,26 @@ def picture(path, option):  # -> Path
 
 
 def folder(path, option):  # -> Path
-    """The same of a folder, which is made when there is something to put into it."""
+    """The same of a folder, which may still have to be made."""
     path = Path(path)
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not nearest.is_dir():
-        where = "" if nearest == path else f"{nearest} "
+        what = "" if nearest == path else f"{nearest} "
         raise NotADirectoryError(
-            f"{option} {path}: {where}is a file; it must be a folder, or a new name"
+            f"{option} {path}: {what}is a file; it must be a folder, or a new name"
         )
+    with writing(path, option):
+        tempfile.TemporaryFile(dir=nearest).close()
+    return path
+
+
+@contextlib.contextmanager
+def writing(path, option):
+    """Say of what the system refuses which option asked for it."""
     try:
-        with tempfile.TemporaryFile(dir=nearest):
-            return path
+        yield
     except OSError as error:
-        raise type(error)(f"{option} {path}: {error.strerror}") from None
+        raise OSError(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
 def counted(count, noun, many=None):  # -> "1 picture", "2 pictures"

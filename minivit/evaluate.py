@@ -16,6 +16,7 @@ from .batches import scores
 from .command import counted, literal
 from .in_numpy import guess, smooth_labels, softmax_cross_entropy
 from .in_numpy import ridge as numpy_ridge
+from .machine import check_memory
 from .params import without_head
 from .progress import progress
 from .shapes import image_shape
@@ -24,6 +25,7 @@ PENALTIES = 2.0 ** np.arange(-10, 21, 2)
 HELD_OUT = 1000  # training images on which the penalty is chosen
 CONSTANT = 100.0  # the feature that big_vision adds for the bias
 CELLS, PAIRS = 500, 20  # of the confusion: rows of the picture, and pairs of classes, at most
+WORTH = "ask what its features are worth with --few-shot 1 5 10 25"
 
 
 def check_scores(scores, what):
@@ -190,19 +192,20 @@ def prepare(args, params, description, *parts):
     return score, finetune.load_data(args, size, description["channels"], parts)
 
 
-def align(args, description, dataset):  # -> Dataset
-    """The data set with the checkpoint's labels; by number, which is said, if it names none."""
-    known, given = description["classes"], len(dataset.classes)
-    if args.labels or description.get("class_names"):
-        names = opening.class_names(description, args.labels)
-        return datasets.aligned(dataset, names, args.labels or args.checkpoint)
-    if known != given:
+def align(dataset, names, source, known):  # -> Dataset
+    """The data set with the checkpoint's labels; by number, which is said, if it has no names."""
+    if names:
+        try:
+            return datasets.aligned(dataset, names, source)
+        except ValueError as error:
+            raise ValueError(f"{error}; {WORTH}") from None
+    if known != len(dataset.classes):
+        ours = counted(len(dataset.classes), "class", "classes")
         raise ValueError(
-            f"{args.checkpoint} knows {known or 'no'} classes, {dataset.name} has {given}; ask "
-            "what its features are worth with --few-shot 1 5 10 25"
+            f"{source} knows {known or 'no'} classes, {dataset.name} has {ours}; {WORTH}"
         )
     print(
-        f"{literal(args.checkpoint)} does not name its classes; they are taken to be those of "
+        f"{literal(source)} does not name its classes; they are taken to be those of "
         f"{literal(dataset.name)}, in its order (--labels FILE names them)"
     )
     return dataset
@@ -210,11 +213,13 @@ def align(args, description, dataset):  # -> Dataset
 
 def classify(args):
     """Print loss and accuracies, and draw the confusion."""
-    output = args.output or Path(args.checkpoint).with_suffix(".confusion.png")
-    params, description = opening.read(args.checkpoint, **opening.chosen(args))
-    output = command.picture(output, "--output")
+    path, names = args.checkpoint, None
+    params, description = opening.read(path, **opening.chosen(args))
+    output = command.picture(args.output or Path(path).with_suffix(".confusion.png"), "--output")
+    if description["classes"] and (args.labels or description.get("class_names")):
+        names = opening.class_names(description, args.labels)
     score, dataset = prepare(args, params, description, "test")
-    dataset = align(args, description, dataset)
+    dataset = align(dataset, names, args.labels or path, description["classes"])
     logits, labels = score(dataset.test_images), dataset.test_labels
     result, name = summary(logits, labels), literal(dataset.name)
     print(
@@ -248,6 +253,7 @@ def compare_few_shot(args):
     dataset, *held = datasets.hold_out(
         dataset, min(0.5, HELD_OUT / len(dataset.train_images)), seed=0
     )
+    check_pixels(dataset)
     names, answers = dataset.classes, dataset.train_labels
     draws = {
         k: [datasets.draw_shots(answers, names, k, seed) for seed in range(args.draws)]
@@ -269,6 +275,13 @@ def compare_few_shot(args):
         cells = (f"{100 * a.mean():.1f} ± {100 * a.std():.1f}" for _, a, _ in table)
         print(f"{name:<16}" + "".join(f"{cell:>16}" for cell in cells))
         print(f"{'  penalty':<16}" + "".join(f"{l2:>16g}" for *_, l2 in table), flush=True)
+
+
+def check_pixels(dataset):
+    """Whether all pixels fit into the memory as features, float32 and then float64."""
+    pixels = dataset.test_images.size
+    what = f"raw pixels of {counted(len(dataset.test_images), 'test image')}"
+    check_memory(12 * pixels, what, "choose a smaller --image-size")
 
 
 def raw(images):  # uint8 [B, height, width, C] -> [B, height * width * C]

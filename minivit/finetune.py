@@ -149,11 +149,11 @@ def compare(args):
     params, description = opening.read(args.checkpoint, **opening.chosen(args), head=False)
     for size in args.image_size:  # one that does not fit is found before any work
         engines.check_attention(params, math.prod(token_grid(params, size) or (0,)))
-    largest = max(args.image_size, key=math.prod)
+    path, largest = command.literal(args.checkpoint), max(args.image_size, key=math.prod)
     dataset = load_data(args, largest, description["channels"])
     for size in args.image_size:
         for method, name in ways(params, description, size).items():
-            accuracy = probe(params, description, size, dataset, method, what=args.checkpoint)
+            accuracy = probe(params, description, size, dataset, method, what=path)
             print(f"{size[0]}x{size[1]}  {name:<14}{accuracy:.1%}", flush=True)
 
 

@@ -107,7 +107,8 @@ def look(params, description, image, attention):
     last = f"block{description.get('blocks', 0) - 1}_attention"
     out = Only(last, "patch_embedding") if attention else None
     settings = finetune.settings(description) | {"backward": False}
-    scores, _ = model(params, normalise(image[None]), out=out, **settings)
+    with np.errstate(all="ignore"):  # who asks sees what is not finite
+        scores, _ = model(params, normalise(image[None]), out=out, **settings)
     if not attention:
         return scores[0], None
     grid = out["patch_embedding"].shape[1:3]

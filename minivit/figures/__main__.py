@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .. import attention_maps, command, datasets, figures, finetune, images, predict
+from .. import attention_maps, command, datasets, evaluate, figures, finetune, images, predict
 from ..architecture import (
     image_channels,
     is_resnet,
@@ -115,10 +115,13 @@ def says_classes(description):
     return description["classes"] is not None and not description["zero_head"]
 
 
-def seen(params, description, image):  # uint8 [height, width, C] -> best class, dictionary
-    """Where a model looks in a picture, also for its most likely class, if it knows classes."""
+def seen(params, description, image, path):
+    # uint8 [height, width, C] -> best class, dictionary
+    """Where the model of a file looks, also for its most likely class, if it knows classes."""
     out, settings = {}, finetune.settings(description)
-    scores, back = model(params, datasets.normalise(image[None]), out=out, **settings)
+    with np.errstate(all="ignore"):
+        scores, back = model(params, datasets.normalise(image[None]), out=out, **settings)
+    evaluate.check_scores(scores, path)
     weights, best = attention_maps.of_blocks(out), None
     fusions = attention_maps.FUSIONS
     flows = {f"rollout, {fuse}": attention_maps.rollout(weights, fuse) for fuse in fusions}
@@ -145,7 +148,7 @@ def of_weights(params, description, size):  # -> name and Figure, one by one
         print("no positions, so no picture of them")
 
 
-def of_pictures(params, description, pictures):  # -> name and Figure, one by one
+def of_pictures(params, description, pictures, checkpoint):  # -> name and Figure, one by one
     """Where the model looks in each picture, (path, image), and in all together."""
     names, titles, found = description.get("class_names"), [], []
     hybrid = "conv_root" in params
@@ -154,7 +157,7 @@ def of_pictures(params, description, pictures):  # -> name and Figure, one by on
     if not says_classes(description):
         print("no classes (no head, or one of zeros), so no rollout by gradient")
     for number, (path, image) in enumerate(pictures, 1):
-        best, what = seen(params, description, image)
+        best, what = seen(params, description, image, checkpoint)
         label = None if best is None else names[best] if names else f"class {best}"
         stem = Path(path).stem
         titles.append(literal(stem) if label is None else f"{literal(stem)}\n{literal(label)}")
@@ -201,7 +204,7 @@ def draw(args):  # -> exit status
     def every():
         yield from of_weights(params, description, size)
         if pictures:
-            yield from of_pictures(params, description, pictures)
+            yield from of_pictures(params, description, pictures, args.checkpoint)
 
     for name, figure in every():
         figure.savefig(output / f"{name}.png", dpi=100)
