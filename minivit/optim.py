@@ -158,16 +158,20 @@ def update(
     with np.errstate(invalid="ignore", over="ignore"):
         grads = clip_by_global_norm(grads, clip, across)[0] if clip else grads
         new, new_state = RULES[rule](params, grads, state, learning_rate, **options)
-    # A gradient's square may overflow, which makes a step of 0.
-    leaves = flatten({"params": new, "square": new_state.get("square", {})}).values()
-    xp = next(iter(leaves)).__array_namespace__()
-    broken = sum(xp.count_nonzero(~xp.isfinite(leaf)) for leaf in leaves)
-    sound = (across(broken) if across else broken) == 0
+        checked = new
+        if "square" in new_state and not (clip and clip < 1e15):
+            # An unclipped gradient's square may overflow, which would make a step of 0.
+            checked = tree_map(lambda p, v: p * 0 + v, new, new_state["square"])
+        # Nothing times zero is zero, unless it is infinite or no number.
+        zero = sum((leaf * 0).sum() for leaf in flatten(checked).values())
+        zero = across(zero) if across else zero
     if "average" in state:
         new_state = new_state | {"average": polyak(state["average"], new, keep)}
     result = {"params": new, "state": new_state}
-    if xp is np:
+    sound = zero == 0
+    if isinstance(sound, np.bool):
         kept = result if sound else skipped
     else:  # JAX knows them only when the step runs
-        kept = tree_map(lambda a, b: xp.where(sound, a, b), result, skipped)
+        where = zero.__array_namespace__().where
+        kept = tree_map(lambda a, b: where(sound, a, b), result, skipped)
     return kept["params"], kept["state"]
