@@ -313,7 +313,7 @@ def parser():
     one.set_defaults(work=convert)
     one.add_argument("source")
     one.add_argument("target")
-    one.add_argument("--to", choices=dialects.WRITABLE, required=True)
+    one.add_argument("--to", choices=dialects.WRITABLE, required=True, help="whose names to write")
     one = commands.add_parser("diff", help="compare the weights of two files", **options)
     one.set_defaults(work=difference)
     one.add_argument("first")
