@@ -15,6 +15,7 @@ from . import checkpoint, datasets, evaluate, masking, optim, states
 from .architecture import token_grid, token_pixels
 from .batches import fit, portion, scores
 from .in_numpy import masked_vit
+from .machine import TAKEN
 from .params import tree_map
 
 METRICS = ["step", "images", "learning_rate", "loss", "accuracy"]
@@ -33,16 +34,17 @@ class Interrupt:
     """
 
     def __init__(self):
-        self.asked = False
+        self.asked, TAKEN["interrupts"] = False, 1
         self.before = {s: signal.signal(s, self.ask) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(self, *_):
         """The signal's handler."""
         self.asked = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, self.before[signal.SIGINT])
 
     def close(self):
         """Give the signals back."""
+        TAKEN["interrupts"] = 0
         for which, handler in self.before.items():
             signal.signal(which, handler)
 

@@ -6,16 +6,16 @@ On two cores that takes about a minute and reaches 87 % on the 10,000 test image
 """
 
 import re
-import signal
-import sys
 import tempfile
 import time
 import traceback
 import warnings
 from pathlib import Path
 
-if __name__ == "__main__":  # Ctrl-C while libraries load: an end without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":  # before the libraries load
+    from .machine import end_at_interrupt
+
+    end_at_interrupt("minivit.train: interrupted")
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from . import (
 from .architecture import image_channels, is_resnet, token_pixels
 from .batches import Batches
 from .loop import Run
-from .machine import keep_memory
+from .machine import keep_memory, leave
 from .params import count, initialise, tree_map
 from .processes import ALONE, join
 
@@ -239,4 +239,4 @@ def main(argv=None):  # -> exit status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
