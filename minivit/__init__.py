@@ -10,7 +10,10 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     architecture  what parameters are of, by their names and shapes
     params        fresh parameters; trees of arrays under the official names
     optim         AdamW, SGD, schedules, clipping, averaging: once for both kinds of array
+    opening       how every command reads a checkpoint
     checkpoint    save, load, inspect, convert; python -m minivit.checkpoint
+    archives      arrays in files, read in two steps, written whole or not at all
+    foreign       what a file is that cannot be read, and what to do
     dialects      how timm, Hugging Face and big_vision name the same weights
     datasets      images, labels, and the order of training
     folders       the user's own pictures as a data set
@@ -19,6 +22,7 @@ An Image is Worth 16x16 Words (Dosovitskiy et al., 2020, arXiv 2010.11929), ever
     masking       what masked patch prediction corrupts and asks for
     batches       from the number of a step to its arrays
     images        picture files to arrays
+    salvage       a picture without what is damaged beside its pixels
     progress      a sign of life for what takes longer
     machine       what the machine offers
     engines       which twin computes

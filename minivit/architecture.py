@@ -2,11 +2,11 @@
 
 import math
 import re
-import warnings
 
 import numpy as np
 
 from . import dialects, variants
+from .foreign import listed
 from .params import (
     attention_shapes,
     count,
@@ -57,8 +57,6 @@ AXES |= {"pre_logits/bias": 1, "head/kernel": 2, "conv_root/kernel": 4}
 
 def describe(flat):  # {official name: array} -> dictionary
     """The sizes that the shapes tell."""
-    if strange := [n for n, a in flat.items() if a.dtype.kind not in "fV"]:
-        raise ValueError(f"not arrays of floating-point numbers: {', '.join(strange[:5])}")
     return (
         describe_resnet(flat) if any(n.startswith("resnet/") for n in flat) else describe_vit(flat)
     )
@@ -69,7 +67,7 @@ def units_of(names, folder):  # names -> units of each stage, as variants.UNITS 
     units = {}
     for name in names:
         if m := re.match(rf"{folder}block(\d+)/unit(\d+)/", name):
-            units[int(m[1])] = max(units.get(int(m[1]), 0), int(m[2]))
+            units[dialects.numeral(m[1])] = max(units.get(int(m[1]), 0), dialects.numeral(m[2]))
     return tuple(units.get(b, 0) for b in range(1, max(units, default=0) + 1))
 
 
@@ -102,7 +100,7 @@ def describe_resnet(flat):
 
 def describe_vit(flat):
     """The sizes of a ViT or a hybrid."""
-    blocks = {int(m[1]) for n in flat if (m := re.match(r"Transformer/encoderblock_(\d+)/", n))}
+    blocks = dialects.numbers(flat, r"Transformer/encoderblock_(\d+)/")
     first = f"Transformer/encoderblock_{min(blocks, default=0)}"
     shape = {name: np.shape(array) for name, array in flat.items()}
     for name, axes in AXES.items():
@@ -193,29 +191,31 @@ def variant_of(d):  # description -> Variant or ResNet
     return variants.Variant("file", *sizes, stem=d["stem"], stem_width=d["stem_width"] or 64)
 
 
-def check(flat, extra="error"):
-    """Every array that belongs to the model is there with its shape, and no other."""
-    found = {name: array.shape for name, array in flat.items()}
-    expected = expected_shapes(describe(flat), flat)
-    faults = [f"missing {n} {list(s)}" for n, s in expected.items() if n not in found]
-    faults += [
-        f"{name} has shape {list(found[name])}, not {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name] != shape
-    ]
+def check(flat, extra="error"):  # -> names and shapes that were dropped
+    """Every array that belongs to the model is there with its shape, and no other.
+
+    Others are an error, or with `extra` "warn" dropped.
+    """
     d = describe(flat)
+    expected, found = expected_shapes(d, flat), {n: a.shape for n, a in flat.items()}
+    surplus = {name: f"extra {name} {list(s)}" for name, s in found.items() if name not in expected}
+    faults = [f"missing {n} {list(s)}" for n, s in expected.items() if n not in found]
+    for name, shape in expected.items():
+        if (is_shape := found.get(name, shape)) != shape:
+            faults.append(f"{name} has shape {list(is_shape)}, not {list(shape)}")
+        elif 0 in shape:
+            faults.append(f"{name} has shape {list(shape)}, so it is empty")
+        elif name in flat and flat[name].dtype.kind not in "fV":
+            faults.append(f"{name} is of {flat[name].dtype}, not of floating-point numbers")
     if d["positions"] is not None and d["positions"] <= d["prefix_tokens"]:
         faults.append(f"{d['prefix_tokens']} prefix tokens, but {d['positions']} positions")
-    surplus = [f"extra {n} {list(s)}" for n, s in found.items() if n not in expected]
-    if surplus and extra == "warn":
-        warnings.warn("ignored: " + "; ".join(surplus), stacklevel=4)
-        for name in [n for n in found if n not in expected]:
-            del flat[name]
-    elif surplus:
-        faults += surplus
+    if extra == "error":
+        faults += surplus.values()
     if faults:
-        more = f"; and {len(faults) - 20} more" if len(faults) > 20 else ""
-        raise ValueError("; ".join(faults[:20]) + more)
+        raise ValueError(listed(faults, "; "))
+    for name in surplus:
+        del flat[name]
+    return list(surplus.values())
 
 
 def check_finite(flat):

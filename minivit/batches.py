@@ -26,9 +26,12 @@ def portion(image_size, multiple=1, pixels=50_000, most=500):  # -> images
 
 
 def scores(engine, images, size, channels, what=None):  # uint8 [B, ...] -> [B, classes]
-    """Class scores of images of any size, a thousand resized at a time to bound the memory."""
+    """Class scores of images of any size, a thousand resized at a time to bound the memory.
+
+    `what` begins the bar on the terminal; without it there is none.
+    """
     found = []
-    with progress(total=len(images), what=what) as bar:
+    with progress(total=len(images), what=what, disable=None if what else True) as bar:
         for part in np.array_split(images, max(1, len(images) // 1000)):
             found.append(engine.logits(fit(part, size, channels), done=bar.update))
     return np.concatenate(found)

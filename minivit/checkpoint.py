@@ -1,124 +1,41 @@
 """Read, write, inspect and convert checkpoints: `python -m minivit.checkpoint show FILE`.
 
 The native format is the official one: an `.npz` file whose keys are the '/'-joined names of the
-parameters. `dialects.py` knows how timm, Hugging Face and big_vision write the same weights.
+parameters. `dialects.py` knows how timm, Hugging Face and big_vision write the same weights, and
+`archives.py` how arrays lie in files.
 """
 
 import argparse
-import contextlib
-import io
 import json
+import math
 import os
 import re
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
 import numpy as np
 
 from . import command, dialects
-from .architecture import check, check_finite, describe
+from .architecture import check, check_finite, describe, token_grid
+from .archives import (  # noqa: F401 - part of this module for those who read and write files
+    SETTINGS,
+    CheckpointError,
+    blamed,
+    opened,
+    read_arrays,
+    replacing,
+    write,
+    write_npz,
+    write_safetensors,
+)
+from .foreign import check_numbers, listed
 from .params import flatten, natural_order, unflatten
+from .shapes import LONGEST_SIDE
 
-# The permissions that new files lack: a temporary file is private, a checkpoint is not.
-UMASK = os.umask(0)
-os.umask(UMASK)
-# Where a file departs from what its dialect expects, one more entry says so.
-SETTINGS = "minivit/settings"
-
-
-class CheckpointError(ValueError):
-    """A file that cannot be used: its path, and the fault."""
-
-
-# --- Bytes ------------------------------------------------------------------------------------
-
-
-def write(path, content):  # -> Path
-    """Put bytes into a file so that at any moment the old file or the new one is there, whole.
-
-    They go to a temporary file beside it, are flushed to the disk, and are then renamed.
-    """
-    path = Path(path)
-    target = path.resolve()  # through a link, not in its place
-    if not target.parent.is_dir():
-        raise FileNotFoundError(f"the folder of {path} does not exist")
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".saving-", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~UMASK
-        os.chmod(temporary, mode)
-        os.replace(temporary, target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
-    return path
-
-
-def read_arrays(path):  # -> {name: array}, metadata
-    """All arrays of an `.npz` or `.safetensors` file, read at once and never unpickled."""
-    with open(path, "rb") as file:
-        start = file.read(9)
-    try:
-        if start[:4] == b"PK\x03\x04":
-            return read_npz(path)
-        if start[8:9] == b"{":
-            return read_safetensors(path)
-    # Damaged bytes make zipfile, zlib, numpy and safetensors raise some ten kinds of error.
-    except Exception as error:
-        raise CheckpointError(f"{path} is damaged or incomplete: {error}") from None
-    kinds = {
-        b"": "is empty",
-        b"\x93": "is a single .npy array",
-        b"\x80": "is a pickle, which can run code and is never read",
-        b"<": "is a web page, not the file behind it",
-    }
-    fault = kinds.get(start[:1], "is neither an .npz nor a .safetensors file")
-    raise CheckpointError(f"{path} {fault}; a checkpoint is one of these two")
-
-
-def read_npz(path):  # -> {name: array}, metadata
-    """NumPy's own format, a zip of arrays; PyTorch's pickles are zips too."""
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-        if any(name.endswith("data.pkl") for name in archive.files):
-            raise ValueError("a PyTorch pickle can run code and is never read; use .safetensors")
-        arrays = {name: half(archive[name]) for name in archive.files}
-    settings = arrays.pop(SETTINGS, None)
-    return arrays, {} if settings is None else dict(json.loads(str(settings)))
-
-
-def read_safetensors(path):  # -> {name: array}, metadata
-    """The library's NumPy reader knows no bfloat16, so its parser is asked."""
-    from ml_dtypes import bfloat16
-    from safetensors import deserialize, safe_open
-
-    types = {"BF16": bfloat16, "F16": "f2", "F32": "f4", "F64": "f8", "I64": "i8", "I32": "i4"}
-    views = deserialize(Path(path).read_bytes())
-    if strange := [
-        f"{name} ({view['dtype']})" for name, view in views if view["dtype"] not in types
-    ]:
-        raise ValueError(f"not numbers of a known type: {', '.join(strange)}")
-    arrays = {
-        name: np.frombuffer(view["data"], types[view["dtype"]]).reshape(view["shape"])
-        for name, view in views
-    }
-    with safe_open(path, framework="numpy") as file:
-        metadata = file.metadata() or {}
-    return arrays, metadata | json.loads(metadata.get(SETTINGS, "{}"))
-
-
-def half(array):
-    """NumPy stores bfloat16 as two bytes without a meaning; give them their meaning back."""
-    if array.dtype == np.dtype("V2"):
-        from ml_dtypes import bfloat16
-
-        return array.view(bfloat16)
-    return array
+# Endings that promise a format, and the dialects that are written in it.
+ENDINGS = {".npz": "npz", ".safetensors": "safetensors"}
+ENDINGS |= dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".h5", ".onnx", ".npy"), "another format")
 
 
 # --- Parameters -------------------------------------------------------------------------------
@@ -128,32 +45,57 @@ def save(path, params, dialect="official", settings=None):  # -> Path
     """Write a tree of parameters; timm and Hugging Face dialects as `.safetensors`.
 
     The name is used as it is. The path is returned. `settings` are what names and shapes cannot
-    tell: grid (of positions that form no square), image_size, gelu_form, epsilon, class_names.
-    Those that the dialect does not expect anyhow are kept in one more entry, which other readers
-    pass over.
+    tell: those of `VALID`. Those that the dialect does not expect anyhow are kept in one more
+    entry, which other readers pass over. What cannot be read back is refused before anything is
+    written.
     """
-    flat, expected = flatten(params), dialects.EXPECTS.get(dialect.removesuffix("-scan"), {})
-    settings = {n: v for n, v in (settings or {}).items() if v is not None and v != expected.get(n)}
-    note = json.dumps(settings, sort_keys=True)
-    if dialect not in dialects.TABLES:
-        buffer, arrays = io.BytesIO(), dialects.from_official(flat, dialect)
-        np.savez(buffer, **arrays, **({SETTINGS: np.array(note)} if settings else {}))
-        return write(path, buffer.getbuffer())
-    from safetensors.numpy import save as serialise
-
+    flat = checked_leaves(params)
+    torch = dialect in dialects.TABLES
+    check_ending(path, "safetensors" if torch else "npz", dialect)
     arrays = dialects.from_official(flat, dialect)
-    heads = str(describe(flat)["heads"])  # a state dict's shapes cannot tell
-    metadata = {"format": "pt", "heads": heads}  # "pt": the layout is PyTorch's
-    metadata |= {SETTINGS: note} if settings else {}
-    return write(path, in_order(serialise(arrays, metadata=metadata)))
+    expected = dialects.EXPECTS.get(base(dialect), {})
+    settings = {n: v for n, v in (settings or {}).items() if v is not None and v != expected.get(n)}
+    settings |= {"heads": describe(flat)["heads"]} if torch else {}  # which its shapes cannot tell
+    note = json.dumps(settings, sort_keys=True)
+    if strange := settings.keys() - VALID.keys():
+        raise ValueError(f"no setting of a checkpoint: {listed(sorted(strange))}")
+    checked_settings(json.loads(note))
+    if torch:
+        return write_safetensors(path, arrays, note)
+    return write_npz(path, arrays | ({SETTINGS: np.array(note)} if settings else {}))
 
 
-def in_order(content):  # bytes of a .safetensors file -> the same, header sorted
-    """The library writes metadata in a random order; the same weights shall be the same bytes."""
-    length = int.from_bytes(content[:8], "little")
-    header = json.dumps(json.loads(content[8 : 8 + length]), sort_keys=True).encode()
-    header += b" " * (-len(header) % 8)  # arrays start at a multiple of eight
-    return len(header).to_bytes(8, "little") + header + content[8 + length :]
+def base(dialect):
+    """The dialect by which its variants are read: of `big_vision-scan` `big_vision`."""
+    return dialect.split("-")[0]
+
+
+def checked_leaves(params):  # tree -> {name: array}
+    """The leaves of a tree, if a file can hold them all and give them back."""
+
+    def walk(tree):
+        for name, branch in tree.items():
+            if not isinstance(name, str) or "/" in name or name == SETTINGS:
+                raise ValueError(f"{name!r} cannot be a name in a checkpoint: text without a '/'")
+            if isinstance(branch, dict):
+                walk(branch)
+
+    walk(params)
+    flat = {name: np.asarray(leaf) for name, leaf in flatten(params).items()}
+    if SETTINGS in flat:
+        raise ValueError(f"{SETTINGS} is minivit's own name; choose another")
+    for name, array in flat.items():
+        check_numbers(name, array.dtype)
+    check_finite(flat)
+    return flat
+
+
+def check_ending(path, written, dialect):
+    """Refuse a name that says another format than the dialect is written in."""
+    ending = Path(path).suffix.lower()
+    if ENDINGS.get(ending, written) != written:
+        right = Path(path).with_suffix(f".{written}").name
+        raise ValueError(f"{path}: {dialect} is written as .{written}, not {ending}; say {right}")
 
 
 def load(path, *, heads=None, extra="error"):  # -> nested dictionaries of arrays
@@ -167,37 +109,69 @@ def load(path, *, heads=None, extra="error"):  # -> nested dictionaries of array
 
 
 def inspect(path, *, heads=None, extra="error", head=True):  # -> parameters, description
-    """Like `load`, and what the file is; `head` False says that its head will not be used."""
-    arrays, metadata = read_arrays(path)
-    try:
-        dialect = dialects.recognise(arrays)
-        heads = heads or int(metadata.get("heads", 0)) or None
-        flat = dialects.to_official(arrays, dialect, heads)
-        flat = {name: squeeze(name, array) for name, array in flat.items()}
-        check(flat, extra)
+    """Like `load`, and what the file is; `head` False says that its head will not be used.
+
+    Names and shapes are checked before any array is read.
+    """
+    with opened(path) as (kinds, settings, read):
+        with blamed(path, ": "):
+            heads, hint = heads_of(settings, heads), settings.get("hint")
+            ghosts = {name: np.broadcast_to(np.zeros((), k), s) for name, (s, k) in kinds.items()}
+            official(ghosts, heads, extra, hint)
+        arrays = {name: read(name) for name in kinds}
+    with blamed(path, ": "):
+        flat, dialect, surplus = official(arrays, heads, extra, hint)
         check_finite(flat)
         description = {"dialect": dialect} | describe(flat) | dialects.EXPECTS[dialect]
-        description |= checked_settings(metadata)
-    except KeyError as error:
-        raise CheckpointError(f"{path}: missing {error}") from None
-    except (ValueError, IndexError, TypeError) as error:
-        raise CheckpointError(f"{path}: {error}") from None
+        description["pixels"] = dialects.pixels(arrays, dialect)
+        told = checked_settings(settings)
+        if "heads" in told and told["heads"] != description.get("heads"):
+            raise ValueError(f"heads is {told['heads']} in its entry {SETTINGS}, not by its shapes")
+        description |= told
+        params = unflatten(flat)
+        check_fit(params, description)
+    if surplus:
+        warnings.warn(command.literal(f"{path}: ignored: {listed(surplus, '; ')}"), stacklevel=3)
     if description["zero_head"] and head:
         warnings.warn(
             f"{path}: the head is all zero, so every class is equally likely; the original "
             "ImageNet-21k files are so, and are for fine-tuning",
             stacklevel=3,
         )
-    return unflatten(flat), description
+    return params, description
+
+
+def heads_of(settings, heads):  # -> number, or None
+    """What the user says, unless the file says otherwise."""
+    checked_settings({n: v for n, v in settings.items() if n == "heads"})
+    told = settings.get("heads")
+    if heads is not None and heads < 1:
+        raise ValueError(f"--heads is {heads}; it must be at least 1")
+    if heads and told and heads != told:
+        raise ValueError(f"--heads {heads}: it says {told} itself; leave --heads out")
+    return heads or told
+
+
+def official(arrays, heads, extra, hint):  # -> {official name: array}, dialect, names dropped
+    """The arrays of a model, or an error that says what is not one."""
+    dialect = dialects.recognise(arrays)
+    flat = dialects.to_official(arrays, dialect, heads, extra, hint)
+    flat = {name: squeeze(name, array) for name, array in flat.items()}
+    return flat, dialect, check(flat, extra)
 
 
 def pair_of_numbers(value):
-    """A grid or an image size."""
+    """A grid or an image size, with the limits of the command line."""
     return (
         isinstance(value, list)
         and len(value) == 2
-        and all(isinstance(n, int) and n > 0 for n in value)
+        and all(type(n) is int and 0 < n <= LONGEST_SIDE for n in value)
     )
+
+
+def names(value):
+    """A list of text."""
+    return isinstance(value, list) and all(isinstance(n, str) for n in value)
 
 
 # What the settings entry may hold, and what must be true of it.
@@ -205,17 +179,34 @@ VALID = {
     "grid": pair_of_numbers,
     "image_size": pair_of_numbers,
     "gelu_form": lambda v: v in ("tanh", "erf"),
-    "epsilon": lambda v: isinstance(v, float | int) and 0 < v < 1,
-    "class_names": lambda v: isinstance(v, list) and all(isinstance(n, str) for n in v),
+    "epsilon": lambda v: type(v) in (int, float) and 0 < v < 1,
+    "class_names": names,
+    "data": lambda v: isinstance(v, dict) and names(v.get("classes", [])),
+    "heads": lambda v: type(v) is int and v > 0,
+    "pixels": lambda v: v == dialects.FOLDED,
 }
 
 
-def checked_settings(metadata):  # -> those that minivit knows
+def checked_settings(settings):  # -> those that minivit knows
     """The settings of a file; one that makes no sense is a fault of the file."""
     for name, valid in VALID.items():
-        if name in metadata and not valid(metadata[name]):
-            raise ValueError(f"{name} is {metadata[name]!r:.80} in its entry {SETTINGS}")
-    return {name: metadata[name] for name in VALID if name in metadata}
+        if name in settings and not valid(settings[name]):
+            raise ValueError(f"{name} is {settings[name]!r:.80} in its entry {SETTINGS}")
+    return {name: settings[name] for name in VALID if name in settings}
+
+
+def check_fit(params, description):
+    """What the settings say of positions and classes is what the arrays say."""
+    rows, size, grid = (description.get(n) for n in ("positions", "image_size", "grid"))
+    for name, given in {"grid": grid, "image_size": size and token_grid(params, size)}.items():
+        if rows and given and math.prod(given) != rows - description["prefix_tokens"]:
+            raise ValueError(
+                f"{name} {description[name]} is of {math.prod(given)} patches, the position table "
+                f"of {rows - description['prefix_tokens']}"
+            )
+    classes, known = description["classes"], description.get("class_names")
+    if None not in (classes, known) and len(known) != classes:
+        raise ValueError(f"class_names are {len(known)}, the classes of its head {classes}")
 
 
 def squeeze(name, array):
@@ -229,11 +220,18 @@ def squeeze(name, array):
 # --- Command line -----------------------------------------------------------------------------
 
 
-def show(path, heads):
+def read(path, args):  # -> parameters, description
+    """As every command reads a file."""
+    from . import opening  # which reads through this module
+
+    return opening.read(path, **opening.chosen(args))
+
+
+def show(args):
     """What a file is, and a table of its arrays."""
-    params, description = inspect(path, heads=heads)
+    params, description = read(args.file, args)
     for name, value in description.items():
-        print(f"{name:<16}{value}")
+        print(command.literal(f"{name:<16}{value}"))
     flat = flatten(params)
     wide = max(map(len, flat)) + 2
     print(f"\n{'name':<{wide}}{'shape':<18}{'type':<10}norm")
@@ -243,18 +241,29 @@ def show(path, heads):
         print(f"{name:<{wide}}{shape:<18}{array.dtype.name:<10}{norm:.6g}")
 
 
-def convert(source, target, dialect, heads):
+def convert(args):
     """Another dialect of the same weights."""
-    if Path(target).exists():
+    target = os.path.expanduser(args.target)
+    if os.path.lexists(target):
         raise FileExistsError(f"{target} exists; choose another name")
-    params, description = inspect(source, heads=heads)
-    settings = {
-        n: description.get(n) for n in ("gelu_form", "epsilon", "image_size", "class_names", "grid")
-    }
+    if not Path(target).parent.is_dir():
+        raise FileNotFoundError(f"{target}: there is no folder {Path(target).parent}")
+    torch = args.to in dialects.TABLES
+    check_ending(target, "safetensors" if torch else "npz", args.to)
+    params, description = read(args.source, args)
+    settings = {name: description.get(name) for name in VALID}
+    settings["heads"] = None  # of the shapes, or of the dialect
+    if settings["pixels"] != dialects.FOLDED:
+        settings["pixels"] = None
     if settings["grid"] and len({*settings["grid"]}) == 1:
         settings["grid"] = None  # a square is what everybody expects
-    save(target, params, dialect, settings)
-    print(f"{source} ({description['dialect']}) -> {target} ({dialect})")
+    save(target, params, args.to, settings)
+    print(command.literal(f"{args.source} ({description['dialect']}) -> {target} ({args.to})"))
+    if settings["pixels"] and torch:
+        print(
+            "ImageNet's mean and deviation are part of the patch embedding now: another library "
+            "must scale pixels by mean 0.5 and deviation 0.5, not by its ImageNet defaults"
+        )
 
 
 def join_class_position(flat):
@@ -268,9 +277,10 @@ def join_class_position(flat):
     return flat | {"cls": cls, table: positions}
 
 
-def difference(a, b, heads):  # -> exit status
+def difference(args):  # -> exit status
     """Names and shapes that differ, and the largest difference of each array."""
-    first, second = (join_class_position(flatten(load(path, heads=heads))) for path in (a, b))
+    a, b = args.first, args.second
+    first, second = (join_class_position(flatten(read(path, args)[0])) for path in (a, b))
     same = True
     for name in sorted({*first, *second}, key=natural_order):
         if name not in first or name not in second:
@@ -289,35 +299,31 @@ def difference(a, b, heads):  # -> exit status
 
 def parser():
     """The three commands."""
-    p = argparse.ArgumentParser(prog="python -m minivit.checkpoint", description=__doc__)
-    heads = argparse.ArgumentParser(add_help=False)
-    heads.add_argument("--heads", type=int, help="of a state dict whose width is unusual")
+    from . import opening
+
+    p = command.Parser(prog="python -m minivit.checkpoint", description=__doc__)
+    reading = argparse.ArgumentParser(add_help=False)
+    opening.add_reading_options(reading)
+    options = {"parents": [reading]}
     commands = p.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("show", parents=[heads], help="what a file is, array by array")
-    command.add_argument("file")
-    command = commands.add_parser("convert", parents=[heads], help="write another dialect")
-    command.add_argument("source")
-    command.add_argument("target")
-    command.add_argument("--to", choices=dialects.WRITABLE, required=True)
-    command = commands.add_parser("diff", parents=[heads], help="compare the weights of two files")
-    command.add_argument("first")
-    command.add_argument("second")
+    one = commands.add_parser("show", help="what a file is, array by array", **options)
+    one.set_defaults(work=show)
+    one.add_argument("file")
+    one = commands.add_parser("convert", help="write another dialect", **options)
+    one.set_defaults(work=convert)
+    one.add_argument("source")
+    one.add_argument("target")
+    one.add_argument("--to", choices=dialects.WRITABLE, required=True)
+    one = commands.add_parser("diff", help="compare the weights of two files", **options)
+    one.set_defaults(work=difference)
+    one.add_argument("first")
+    one.add_argument("second")
     return p
 
 
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
-    args = parser().parse_args(argv)
-    return command.run("checkpoint", lambda: run(args))
-
-
-def run(args):  # -> exit status
-    """One of the three commands."""
-    if args.command == "show":
-        return show(args.file, args.heads)
-    if args.command == "convert":
-        return convert(args.source, args.target, args.to, args.heads)
-    return difference(args.first, args.second, args.heads)
+    return command.main(parser, lambda args: args.work(args), argv)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import sys
 import warnings
 
 LONGEST = 1000  # characters of a message, whatever a file has put into it
+# What XLA, CUDA and the libraries below them say when they get no memory.
+OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|out.of.memory|bad_alloc|YNNPACK.*failed", re.I)
 MOST = 2**31 - 1  # of any whole number: more steps, images or pixels than anybody has
 
 
@@ -43,9 +45,9 @@ def number(least=-math.inf, most=math.inf, open_left=False, open_right=False):
 def within(kind, name, least, most, open_left, open_right):
     """What reads a text as a number, or says which numbers would do."""
     bounds = []
-    if math.isfinite(least):
+    if least != -math.inf:
         bounds.append(f"{'above' if open_left else 'at least'} {least:,}")
-    if math.isfinite(most) and most != MOST:
+    if most != math.inf:
         bounds.append(f"{'below' if open_right else 'at most'} {most:,}")
     wanted = " and ".join(bounds) if bounds else "finite"
 
@@ -54,11 +56,12 @@ def within(kind, name, least, most, open_left, open_right):
             value = kind(text)
         except ValueError:  # also of more digits than Python reads
             raise argparse.ArgumentTypeError(f"is {text[:40]}, not {name}") from None
-        inside = least <= value <= most and math.isfinite(value)
+        inside = least <= value <= most and abs(value) != math.inf
         if not inside or (open_left and value == least) or (open_right and value == most):
             raise argparse.ArgumentTypeError(f"is {text[:40]}; it must be {wanted}")
         return value
 
+    read.limits = kind, least, most, open_left, open_right  # for tests of every option
     return read
 
 
@@ -66,6 +69,11 @@ def literal(text):  # -> one line
     """A text that may hold anything, such as a file's name, as a terminal can show it."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+
+
+def counted(count, noun, many=None):  # -> "1 picture", "2 pictures"
+    """A number of things."""
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
 
 
 def explain(error):  # exception -> text
@@ -76,8 +84,8 @@ def explain(error):  # exception -> text
 
 
 def out_of_memory(error):  # -> bool
-    """Python and NumPy have an exception for it, JAX a word in the text of a general one."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+    """Python and NumPy have an exception for it, JAX words in the text of a general one."""
+    return isinstance(error, MemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
 
 
 class Patient:
@@ -138,8 +146,9 @@ def run(name, work, *, remedy="try smaller images or fewer of them", patient=Fal
     """Call `work()` and return its status; say in one line what a user can mend.
 
     Warnings are one line each too, without the source that a user did not write. `remedy` is what
-    helps where memory is short. Status 2 is a mistake, 130 an interruption. A reader that has gone
-    (`… | head`) is no error: the command ends, or if it is `patient` goes on in silence.
+    helps where memory is short, or a function that says it then. Status 2 is a mistake, 130 an
+    interruption. A reader that has gone (`… | head`) is no error: the command ends, or if it is
+    `patient` goes on in silence.
     """
     start()
     if patient:
@@ -167,6 +176,7 @@ def run(name, work, *, remedy="try smaller images or fewer of them", patient=Fal
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            return say(f"minivit.{name}: error: the memory does not suffice; {remedy}", 2)
+            helps = remedy() if callable(remedy) else remedy
+            return say(f"minivit.{name}: error: the memory does not suffice; {helps}", 2)
         except KeyboardInterrupt:
             return say(f"minivit.{name}: interrupted", 130)

@@ -1,12 +1,12 @@
 """Image data: shipped sets, and the order in which training sees them."""
 
-import gzip
 import hashlib
-import io
+import json
 import os
 import tarfile
 import zlib
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -14,10 +14,14 @@ import numpy as np
 from PIL import Image
 
 from . import folders, synthetic
+from .command import counted, literal
+from .machine import check_memory
 
 FASHION_CLASSES = "T-shirt Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boot".split()
 # Each use of a seed draws from a stream of its own: [seed, purpose, ...].
 WEIGHTS, ORDER, DROPOUT, AUGMENTATION, CORRUPTION, SPLIT, LOOK, TEST = range(1, 9)
+DRAWN = synthetic.DRAWN  # the ninth
+PARTS = folders.PARTS  # "train", "test"
 REMEDY = (
     "clone the repository, whose data/ folder holds it, or set MINIVIT_DATA to a folder that "
     "contains fashion-mnist/ with the four .gz files (Debian package dataset-fashion-mnist)"
@@ -45,7 +49,10 @@ CIFAR = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images uint8 [B, height, width, C] and integer labels [B], split for training and test."""
+    """Images uint8 [B, height, width, C] and integer labels [B], split for training and test.
+
+    `parts` says what "train" and "test" are, wherever the data lies: digests, numbers of pictures.
+    """
 
     name: str
     classes: tuple[str, ...]
@@ -53,63 +60,153 @@ class Dataset:
     train_labels: np.ndarray
     test_images: np.ndarray
     test_labels: np.ndarray
+    parts: dict = field(default_factory=dict)
+
+    def identity(self):  # -> dict for JSON
+        """What makes it this data set; the same folder elsewhere is the same one."""
+        kind = self.name.partition(":")[0]
+        return {"kind": kind, "classes": list(self.classes), "parts": self.parts}
+
+    @property
+    def fingerprint(self):
+        """The identity in a word; "" for a data set that was made in memory."""
+        text = json.dumps(self.identity(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16] if self.parts else ""
 
 
-def load(name, **options):  # -> Dataset
-    """A data set by name; labels and size of "shapes" are options of `synthetic.shapes`.
+def check_identity(then, dataset, what):
+    """Refuse another data set than that of `what` (a run, a file); `then` was its identity.
+
+    Contents are compared where both have been read.
+    """
+    if differs := difference(then, dataset.identity()):
+        raise ValueError(f"{literal(dataset.name)} is not the data set of {what}: {differs}")
+
+
+def difference(then, now):  # two identities -> text, or None
+    """The first thing in which two data sets differ."""
+    if not isinstance(then, dict) or {"kind", "classes", "parts"} - then.keys():
+        return "what is written there of its data is not readable"
+    if then["kind"] != now["kind"]:
+        return f"{literal(now['kind'])} now, {literal(then['kind'])} then"
+    if then["classes"] != now["classes"]:
+        counts = [f"{len(now['classes'])} now", f"{len(then['classes'])} then"]
+        named = compare_classes(now["classes"], then["classes"], "now", "then")
+        return f"{counted(len(now['classes']), 'class', 'classes')} now, {counts[1]}; {named}"
+    for part in sorted(then["parts"].keys() & now["parts"].keys(), reverse=True):
+        old, new = then["parts"][part], now["parts"][part]
+        for name, number in new.get("pictures", {}).items():
+            if number != (before := old.get("pictures", {}).get(name)):
+                return f"{literal(name)} has {number} {part} images now, {before} then"
+        if old.get("names") != new.get("names"):
+            return f"other names of {part} images"
+        if all(p.get("contents") for p in (old, new)) and old["contents"] != new["contents"]:
+            return f"the {part} images have the same names and other contents"
+    return None
+
+
+def compare_classes(ours, theirs, us, them):  # -> text
+    """Which names only one of two lists of classes has, or that their order differs."""
+    told = []
+    for names, others, who in ((ours, theirs, us), (theirs, ours, them)):
+        if only := list((Counter(names) - Counter(others)).keys()):
+            told.append(f"only {who}: {folders.shorten(only)}")
+    return "; ".join(told) or "in another order"
+
+
+def aligned(dataset, class_names, source):  # -> Dataset
+    """The same images under the labels that `source` (a checkpoint) has for their classes.
+
+    Names decide, in whatever order they are; other names, fewer or more are refused.
+    """
+    names = [folders.normal(name) for name in class_names]
+    ours = [folders.normal(name) for name in dataset.classes]
+    if names == ours:
+        return dataset
+    if sorted(names) != sorted(ours) or len({*names}) < len(names):
+        told = compare_classes(ours, names, dataset.name, source)
+        counts = [counted(len(n), "class", "classes") for n in (names, ours)]
+        raise ValueError(
+            f"{source} knows {counts[0]}, {literal(dataset.name)} has {counts[1]}; {told}"
+        )
+    order = np.array([names.index(name) for name in ours], np.int32)
+    labels = {f"{part}_labels": order[getattr(dataset, f"{part}_labels")] for part in PARTS}
+    return replace(dataset, classes=tuple(class_names), **labels)
+
+
+def load(name, *, parts=PARTS, **options):  # -> Dataset
+    """A data set by name; a part that is not asked for is left empty where that saves time.
 
     - fashion-mnist: 60,000 training and 10,000 test images, 28x28, grey, 10 classes
-    - shapes, or shapes:color and so on: 20,000 and 4,000, drawn here, 32x32, in colour
+    - shapes, or shapes:color and so on: 20,000 and 4,000, drawn here, 32x32, in colour; `labels`,
+      `size` and others are options of `synthetic.shapes`
     - folder:PATH: the user's own pictures (`folders.load`), whose options are `size` (height,
-      width), `channels`, `seed` and `strict`
+      width), `channels` and `strict`
     - cifar-10, cifar-100: 50,000 and 10,000, 32x32, in colour, from the user's own archive
     """
-    kind, _, labels = name.partition(":")
-    if kind == "folder" and labels:
-        dataset = Dataset(name, *folders.load(labels, **options))
-        check(dataset)
-        return dataset
-    if kind not in LOADERS or (labels and kind != "shapes"):
+    kind, colon, labels = name.partition(":")
+    if kind == "folder" and colon:
+        dataset = Dataset(name, *folders.load(labels, parts=parts, **options))
+    elif kind not in LOADERS or (colon and (kind != "shapes" or not labels)):
         names = ", ".join(LOADERS)
-        raise ValueError(f"unknown data set {name!r}; choose one of {names}, or folder:PATH")
-    dataset = LOADERS[kind](**({"labels": labels} if labels else {}), **options)
-    check(dataset)
+        raise ValueError(
+            f"unknown data set {literal(name)!r}; choose one of {names}, or folder:PATH"
+        )
+    else:
+        dataset = LOADERS[kind](**({"labels": labels} if labels else {}), parts=parts, **options)
+    check(dataset, parts)
     return dataset
 
 
-def load_at(name, size, **options):  # -> Dataset
+def load_at(name, size, *, parts=PARTS, channels=3, strict=False, **options):  # -> Dataset
     """A data set for a model: a folder's pictures are decoded at its size, all others have theirs.
 
-    `options` are those of `folders.load`.
+    `channels` and `strict` are for folders too; other options are those of the data set.
     """
-    return load(name, size=size, **options) if name.startswith("folder:") else load(name)
+    if name.startswith("folder:"):
+        options |= {"size": size, "channels": channels, "strict": strict}
+    return load(name, parts=parts, **options)
 
 
-def fashion_mnist():
+def fashion_mnist(parts=PARTS):
     """Zalando's 70,000 pictures of clothes (arXiv 1708.07747)."""
-    folder = find("fashion-mnist")
-    arrays = []
-    for part, examples in (("train", 60_000), ("t10k", 10_000)):
-        images = read_idx(folder / f"{part}-images-idx3-ubyte.gz", (examples, 28, 28))
-        labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz", (examples,)).astype(np.int32)
-        arrays += [images[..., None], labels]
-    return Dataset("fashion-mnist", tuple(FASHION_CLASSES), *arrays)
+    folder, arrays, records = find("fashion-mnist"), [], {}
+    for part, stem, examples in (("train", "train", 60_000), ("test", "t10k", 10_000)):
+        files = [folder / f"{stem}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+        if part not in parts:
+            arrays += [np.empty((0, 28, 28, 1), np.uint8), np.empty(0, np.int32)]
+            continue
+        images, labels = read_idx(files[0], (examples, 28, 28)), read_idx(files[1], (examples,))
+        arrays += [images[..., None], labels.astype(np.int32)]
+        records[part] = {"contents": " ".join(map(stored_crc, files))}
+    return Dataset("fashion-mnist", tuple(FASHION_CLASSES), *arrays, records)
 
 
-def cifar(classes):  # 10 or 100 -> Dataset
+def stored_crc(path):  # -> text
+    """The CRC-32 of what a gzip file holds, with which it ends; compressing it anew keeps it."""
+    with open(path, "rb") as file:
+        file.seek(-8, os.SEEK_END)
+        return file.read(4).hex()
+
+
+def cifar(classes, parts=PARTS):  # 10 or 100 -> Dataset
     """CIFAR from its binary archive, which no pickle can hide in; the checksum is the official one.
 
     A record is one label (for 100 classes two, coarse and fine), then 3 planes of 32x32 bytes.
     """
     name, checksum, train, test, names = CIFAR[classes]
-    members = read_archive(name, checksum, [*train, test, names])
-    parts = []
+    members, arrays = read_archive(name, checksum, [*train, test, names]), []
     for files in (train, [test]):
         records = np.frombuffer(b"".join(members[file] for file in files), np.uint8)
-        records = records.reshape(-1, (2 if classes == 100 else 1) + 3072)
+        length = (2 if classes == 100 else 1) + 3072
+        if records.size % length:
+            raise ValueError(f"{name}: {files[0]} is no whole number of images; get it again")
+        records = records.reshape(-1, length)
         pixels = records[:, -3072:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-        parts += [np.ascontiguousarray(pixels), records[:, -3073].astype(np.int32)]
-    return Dataset(f"cifar-{classes}", tuple(members[names].decode().split()), *parts)
+        arrays += [np.ascontiguousarray(pixels), records[:, -3073].astype(np.int32)]
+    labels = tuple(members[names].decode(errors="replace").split())
+    record = {"contents": checksum}
+    return Dataset(f"cifar-{classes}", labels, *arrays, {"train": record, "test": record})
 
 
 def read_archive(name, checksum, members):  # -> {member: bytes}
@@ -120,17 +217,22 @@ def read_archive(name, checksum, members):  # -> {member: bytes}
             f"{name} is not in {places(name)[0].parent}; get it from "
             "https://www.cs.toronto.edu/~kriz/cifar.html, as it is, or point MINIVIT_DATA to it"
         )
-    content = path.read_bytes()
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != checksum:
-        raise ValueError(f"{path} has MD5 {found}, not {checksum}; get it again")
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        return {m: archive.extractfile(m).read() for m in members}
+    with open(path, "rb") as file:
+        kind = partial(hashlib.md5, usedforsecurity=False)
+        found = hashlib.file_digest(file, kind).hexdigest()
+        if found != checksum:
+            raise ValueError(f"{path} has MD5 {found}, not {checksum}; get it again")
+        file.seek(0)
+        try:
+            with tarfile.open(fileobj=file) as archive:
+                return {m: archive.extractfile(m).read() for m in members}
+        except (tarfile.TarError, KeyError, AttributeError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is damaged ({error}); get it again") from None
 
 
-def shapes(**options):
+def shapes(parts=PARTS, **options):
     """The drawn set; options: `labels`, `size`, `train`, `test`, `seed` of `synthetic.shapes`."""
-    return Dataset("shapes", *synthetic.shapes(**options))
+    return Dataset("shapes", *synthetic.shapes(parts=parts, **options))
 
 
 LOADERS = {
@@ -158,12 +260,19 @@ def find(name):  # -> folder
 
 def read_idx(path, shape):  # -> uint8 array of that shape
     """Read a gzipped IDX file (the MNIST format) and check all that it says of itself."""
+    # No more than twice what it should hold is unpacked: a foreign file may hold anything.
+    most = 2 * int(np.prod(shape)) + 1024
     try:
-        content = gzip.decompress(path.read_bytes())
+        if path.stat().st_size > most:
+            raise ValueError(f"{path} holds {path.stat().st_size:,} bytes, too many; {REMEDY}")
+        unpack = zlib.decompressobj(wbits=31)  # gzip with its header and checksum
+        content = unpack.decompress(path.read_bytes(), most)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path} is missing; {REMEDY}") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except zlib.error as error:
         raise ValueError(f"{path} is damaged ({error}); {REMEDY}") from None
+    if not unpack.eof and len(content) < most:
+        raise ValueError(f"{path} is damaged (it ends too early); {REMEDY}")
     # Two zero bytes, type 8 (unsigned byte), the number of axes; then each axis, big-endian.
     header = 4 * (1 + len(shape))
     magic = bytes([0, 0, 8, len(shape)])
@@ -178,18 +287,22 @@ def read_idx(path, shape):  # -> uint8 array of that shape
     return body.reshape(shape)
 
 
-def check(dataset):
+def check(dataset, parts=PARTS):
     """Refuse empty data, and labels that are not classes, before any work starts."""
     classes = len(dataset.classes)
     if classes < 2:
-        raise ValueError(f"{dataset.name} has {classes} class; a classifier needs two or more")
-    for part in ("train", "test"):
+        what = counted(classes, "class", "classes")
+        raise ValueError(f"{dataset.name} has {what}; a classifier needs two or more")
+    for part in parts:
         images = getattr(dataset, f"{part}_images")
         labels = getattr(dataset, f"{part}_labels")
         if not len(images):
             raise ValueError(f"{dataset.name} has no {part} images")
         if len(images) != len(labels):
-            raise ValueError(f"{dataset.name}: {len(images)} {part} images, {len(labels)} labels")
+            raise ValueError(
+                f"{dataset.name}: {counted(len(images), f'{part} image')}, "
+                f"{counted(len(labels), 'label')}"
+            )
         if labels.min() < 0 or labels.max() >= classes:
             wrong = labels[(labels < 0) | (labels >= classes)][0]
             raise ValueError(f"{dataset.name}: {part} label {wrong} is outside 0 to {classes - 1}")
@@ -215,6 +328,8 @@ def resize(images, height, width):  # uint8 [B, h, w, C] -> uint8 [B, height, wi
     """Bilinear resize by Pillow, smoothed when shrinking; the same size comes back as it is."""
     if images.shape[1:3] == (height, width):
         return images
+    what = f"{counted(len(images), 'image')} of {height}x{width} pixels"
+    check_memory(len(images) * height * width * images.shape[-1], what)
     resized = np.empty((len(images), height, width, images.shape[-1]), np.uint8)
     for source, target in zip(images, resized, strict=True):
         for channel in range(images.shape[-1]):
@@ -248,7 +363,7 @@ def batch_indices(examples, batch_size, seed, step):  # -> [batch_size]
 
 def few(dataset, per_class, seed):  # -> Dataset
     """The same, but for training only `per_class` examples of every class, drawn at random."""
-    chosen = draw_shots(dataset.train_labels, len(dataset.classes), per_class, seed)
+    chosen = draw_shots(dataset.train_labels, dataset.classes, per_class, seed)
     return replace(
         dataset,
         train_images=dataset.train_images[chosen],
@@ -257,15 +372,20 @@ def few(dataset, per_class, seed):  # -> Dataset
 
 
 def draw_shots(labels, classes, per_class, seed):  # -> [classes * per_class] distinct indices
-    """So many examples of every class, in the order of the classes; FEW-05: never fewer."""
+    """So many examples of every class, in the order of the classes, never fewer.
+
+    `classes` are their names, or how many there are.
+    """
+    if per_class < 1:
+        raise ValueError(f"{per_class} images a class are asked for; ask for at least one")
     rng = np.random.default_rng([seed, SPLIT])
     chosen = []
-    for label in range(classes):
+    for label, name in enumerate(range(classes) if isinstance(classes, int) else classes):
         places = np.flatnonzero(labels == label)
         if len(places) < per_class:
             raise ValueError(
-                f"class {label} has {len(places)} training images, {per_class} a class are asked "
-                "for; ask for fewer"
+                f"class {literal(name)} has {counted(len(places), 'training image')}, {per_class} "
+                "a class are asked for; ask for fewer"
             )
         chosen.append(rng.permutation(places)[:per_class])
     return np.concatenate(chosen)
@@ -273,11 +393,20 @@ def draw_shots(labels, classes, per_class, seed):  # -> [classes * per_class] di
 
 def hold_out(dataset, share, seed):  # -> Dataset without them, held-out images, held-out labels
     """Set a share of the training images aside for validation, drawn at random, at least one."""
+    if not 0 < share < 1:
+        raise ValueError(f"a validation share of {share} must be above 0 and below 1")
     order = np.random.default_rng([seed, SPLIT, 1]).permutation(len(dataset.train_images))
     count = max(1, round(share * len(order)))
     if count >= len(order):
-        raise ValueError(f"a validation share of {share} leaves nothing of {len(order)} images")
+        what = counted(len(order), "image")
+        raise ValueError(f"a validation share of {share} leaves nothing of {what}")
     held, rest = np.sort(order[:count]), np.sort(order[count:])
     images, labels = dataset.train_images, dataset.train_labels
+    if lost := sorted({*labels.tolist()} - {*labels[rest].tolist()}):
+        names = folders.shorten(dataset.classes[label] for label in lost)
+        raise ValueError(
+            f"a validation share of {share} leaves no training image of {names}; choose a smaller "
+            "share, or have more images"
+        )
     smaller = replace(dataset, train_images=images[rest], train_labels=labels[rest])
     return smaller, images[held], labels[held]

@@ -10,6 +10,7 @@ import re
 
 import numpy as np
 
+from .foreign import Foreign, listed, model_of
 from .params import flatten, natural_order, stack_blocks, unflatten, unstack_blocks
 from .shapes import depth
 from .variants import SIZES
@@ -64,6 +65,16 @@ DINOV2 = HUGGINGFACE | {
     "MlpBlock_3/Dense_0": "mlp.fc1",
     "MlpBlock_3/Dense_1": "mlp.fc2",
 }
+# transformers 5.9 and later (huggingface/transformers#41693).
+HUGGINGFACE_NEW = HUGGINGFACE | {
+    "block": "layers.{}.",
+    f"{ATTENTION}/query": "attention.q_proj",
+    f"{ATTENTION}/key": "attention.k_proj",
+    f"{ATTENTION}/value": "attention.v_proj",
+    f"{ATTENTION}/out": "attention.o_proj",
+    "MlpBlock_3/Dense_0": "mlp.fc1",
+    "MlpBlock_3/Dense_1": "mlp.fc2",
+}
 # What the models were trained with, where shapes cannot tell.
 EXPECTS = {
     "official": {"gelu_form": "tanh", "epsilon": 1e-6},
@@ -74,20 +85,24 @@ EXPECTS = {
     "dinov2": {"gelu_form": "erf", "epsilon": 1e-6},
     "bit": {},
 }
+FOLDED = "v / 127.5 - 1, folded from ImageNet's"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # timm's giant, gigantic, so400m; DINOv2's giant; and the usual 64 features a head.
 KNOWN_HEADS = {(1408, 40): 16, (1664, 48): 16, (1152, 27): 16, (1536, 40): 24, (512, 8): 8}
-WRITABLE = ("official", "linen", "big_vision", "big_vision-scan", "timm", "huggingface")
+WRITABLE = ("official", "linen", "big_vision", "big_vision-scan")
+WRITABLE += ("timm", "huggingface", "huggingface-5.9")
 TABLES = {"timm": TIMM, "huggingface": HUGGINGFACE, "dinov2": DINOV2}
+TABLES |= {"huggingface-5.9": HUGGINGFACE_NEW}
+MOST_BLOCKS = 1000  # of any model; a larger number in a name is no block's
 
 
 def recognise(names):  # -> a key of EXPECTS
     """Which dialect a set of names is written in."""
-    text = "\n".join(names)
-    if "blocks.0.attn." in text:
+    text = "\n".join(map(older, names))
+    if re.search(r"^(?!.*layers?\.\d+\.blocks\.)(.*\.)?blocks\.0\.attn\.", text, re.M):
         return "timm"
-    if "encoder.layer.0." in text:
-        return "dinov2" if "encoder.layer.0.norm1" in text else "huggingface"
+    if match := re.search(r"encoder\.layer\.\d+\.(norm1|layernorm_before)\.", text):
+        return "dinov2" if match[1] == "norm1" else "huggingface"
     stacked = re.search(r"Transformer/encoderblock/", text)
     if stacked or re.search(r"^(params/)?(.*/)?(?<!posembed_input/)pos_embedding$", text, re.M):
         return "big_vision"
@@ -97,23 +112,72 @@ def recognise(names):  # -> a key of EXPECTS
         return "official"
     if "resnet/root_block/" in text:
         return "bit"
-    raise ValueError("the names are of no Vision Transformer that minivit knows")
+    raise Foreign(f"holds another model: {model_of(names)}")
 
 
-def to_official(flat, dialect, heads=None):  # {name: array} -> {name: array}
-    """Arrays under the official names and in the official layout."""
+def older(name):  # a name of any version of transformers -> as until 5.8
+    """`layers.0.attention.q_proj` was `encoder.layer.0.attention.attention.query`."""
+    layer = (
+        r"(^|\.)(?:encoder\.)?layers?\.(\d+)\.(?=attention\.|layernorm_|norm\d|layer_scale|mlp\.)"
+    )
+    name, found = re.subn(layer, r"\1encoder.layer.\2.", name)
+    if found:
+        words = {"q": "query", "k": "key", "v": "value"}
+        name = re.sub(
+            r"attention\.([qkv])_proj\.", lambda m: f"attention.attention.{words[m[1]]}.", name
+        )
+        name = name.replace("attention.o_proj.", "attention.output.dense.")
+    return name
+
+
+def renamed(flat, function):  # {name: array} -> {name: array}
+    """The same arrays under other names, of which no two may be the same."""
+    result = {}
+    for name, array in flat.items():
+        if result.setdefault(new := function(name), array) is not array:
+            raise ValueError(f"two arrays stand for {new}, one of them is {name}")
+    return result
+
+
+def numeral(text):  # digits of a name -> number
+    """The number of a block, a stage or a unit."""
+    if len(text) > 9 or int(text) >= MOST_BLOCKS:
+        raise ValueError(f"no model has a block of number {text[:20]}; names count from 0 or 1")
+    return int(text)
+
+
+def numbers(names, pattern):  # -> set of numbers
+    """The numbers that names have where the pattern has its group."""
+    return {numeral(m[1]) for name in names if (m := re.match(pattern, name))}
+
+
+def to_official(
+    flat, dialect, heads=None, extra="error", hint=None
+):  # {name: array} -> {name: array}
+    """Arrays under the official names and in the official layout.
+
+    `heads` is the file's or the user's number for a state dict, `hint` one that is believed of
+    widths that nobody knows. Names that an official ViT has not
+    stay as they are, those of a state dict only if `extra` is "warn".
+    """
     if dialect in TABLES:
-        return from_torch(flat, TABLES[dialect], heads)
+        return from_torch(flat, dialect, heads, extra, hint)
     flat = strip_prefixes(flat)
     if dialect == "bit":  # some files number TensorFlow's layers: standardized_conv2d_12
-        return {
-            re.sub(r"(standardized_conv2d|group_norm)_\d+/", r"\1/", n): a for n, a in flat.items()
-        }
-    flat = flatten(unstack_blocks(unflatten(flat))) if dialect == "big_vision" else flat
+        layer = r"(standardized_conv2d|group_norm)_\d+/"
+        return renamed(flat, lambda name: re.sub(layer, r"\1/", name))
+    if dialect == "big_vision":
+        lengths = [a.shape[:1] for n, a in flat.items() if "/encoderblock/" in n]
+        if any(not length or length[0] > MOST_BLOCKS for length in lengths):
+            raise ValueError(f"its stacked blocks are {lengths[0]}; that is no number of blocks")
+        flat = flatten(unstack_blocks(unflatten(flat)))
     if dialect != "official":
-        flat = {renumber(name, {v: k for k, v in LINEN.items()}): a for name, a in flat.items()}
+        ours = {theirs: ours for ours, theirs in LINEN.items()}
+        flat = renamed(flat, lambda name: renumber(name, ours))
     table = "Transformer/posembed_input/pos_embedding"
     for old in ("pos_embedding", "Transformer/pos_embedding"):
+        if old in flat and table in flat:
+            raise ValueError(f"{old} and {table} stand for the same")
         if old in flat:
             positions = flat.pop(old)
             if "cls" in flat:  # the class token joins later there: it has no position to add
@@ -169,6 +233,8 @@ def renumber(name, numbers):
 
 def official_layout(name, array, heads):  # PyTorch array -> official array
     """Dense kernels are transposed, patches permuted, heads split."""
+    if len(array.shape) != (4 if name == "embedding/kernel" else 2) and name.endswith("kernel"):
+        raise ValueError(f"what is {name} here has shape {list(array.shape)}")
     if name == "embedding/kernel":
         return array.transpose(2, 3, 1, 0)  # [D, C, P, P] -> [P, P, C, D]
     part = name.split("/")[-2] if "/" in name else ""
@@ -207,7 +273,7 @@ def to_torch(flat, table, dialect):
         raise ValueError("register tokens cannot be written to another dialect yet")
     known = set(official_names(depth(unflatten(flat)["Transformer"])))
     if strange := sorted(set(flat) - known):
-        raise ValueError(f"{dialect} has no equivalent of {', '.join(strange)}")
+        raise ValueError(f"{dialect} has no equivalent of {listed(strange)}")
     result = {}
     for name, array in flat.items():
         result[torch_name(name, table)] = np.ascontiguousarray(torch_layout(name, array))
@@ -220,57 +286,96 @@ def to_torch(flat, table, dialect):
     return result
 
 
-def known_heads(width, blocks):
+def known_heads(width, blocks, hint=None):
     """State dicts do not tell; only widths whose heads are settled are believed."""
     for size in SIZES.values():
         if (size.width, size.blocks) == (width, blocks):
             return size.heads
     if (width, blocks) in KNOWN_HEADS:
         return KNOWN_HEADS[width, blocks]
+    if hint and not width % hint:
+        return hint
+    if not blocks:
+        raise ValueError("it has no blocks")
     raise ValueError(f"{blocks} blocks of width {width}: say how many heads they have (--heads)")
 
 
-def from_torch(flat, table, heads):
-    """The official arrays of a state dict; all that is left over is refused by name."""
-    imagenet = table is DINOV2 or any(name.startswith("deit.") for name in flat)
-    flat = strip_module(flat)
+def from_torch(flat, dialect, heads, extra, hint):
+    """The official arrays of a state dict; what is left over is refused by name, or kept."""
+    table, imagenet = TABLES[dialect], saw_imagenet(flat, dialect)
+    flat = renamed(strip_module(flat), older)
+    if dialect == "huggingface":
+        flat = renamed(flat, lambda n: n.replace("mlp.fc1", "intermediate.dense"))
+        flat = renamed(flat, lambda n: n.replace("mlp.fc2", "output.dense"))
     flat.pop("embeddings.mask_token", None)  # of the pre-training; no part of the model
     flat = fold_layer_scale(join_prefix_tokens(split_qkv(flat)))
-    start = table["block"].format("")[:-1]
-    blocks = {int(m[1]) for n in flat if (m := re.match(re.escape(start) + r"(\d+)\.", n))}
+    blocks = numbers(flat, re.escape(table["block"].format("")[:-1]) + r"(\d+)\.")
     patches = table["embedding"] + ".weight"
     if patches not in flat:
         raise ValueError(f"missing {patches}")
+    names = {n: torch_name(n, table) for n in official_names(max(blocks, default=-1) + 1)}
+    surplus = sorted({*flat} - {*names.values()}, key=natural_order)
+    if surplus and (extra == "error" or {*surplus} & {*names}):
+        raise ValueError(f"extra arrays, with no place in an official ViT: {listed(surplus)}")
     width = flat[patches].shape[0]
-    heads = heads or known_heads(width, len(blocks))
+    heads = heads or known_heads(width, len(blocks), hint)
     if heads < 1 or width % heads:
         raise ValueError(f"{heads} heads do not divide width {width}")
-    result = {}
-    for name in official_names(max(blocks, default=-1) + 1):
-        if (theirs := torch_name(name, table)) in flat:
-            result[name] = official_layout(name, flat.pop(theirs), heads)
-    if flat:
-        names = ", ".join(sorted(flat, key=natural_order))
-        raise ValueError(f"these arrays have no place in an official ViT: {names}")
-    if imagenet and result["embedding/kernel"].shape[2] == 3:
+    result = {n: official_layout(n, flat[t], heads) for n, t in names.items() if t in flat}
+    if imagenet:
         kernel, bias = result["embedding/kernel"], result["embedding/bias"]
         result["embedding/kernel"], result["embedding/bias"] = fold_pixels(kernel, bias)
-    return result
+    return result | {name: flat[name] for name in surplus}
+
+
+def saw_imagenet(flat, dialect):  # -> bool
+    """Whether a state dict's model was trained on pixels scaled by ImageNet's mean and deviation.
+
+    Known of DINOv2, of what is called `deit.` anywhere, and of a distillation token under whatever
+    wrapper: DeiT alone has one. Nothing in a file tells DINO, MAE, DeiT 3 or a DeiT without that
+    token from a ViT: they are taken for one, which saw v / 127.5 - 1, unless the user says so.
+    """
+    if dialect not in TABLES:
+        return False
+    colour = any(n.endswith(ANCHORS) and a.shape[1:2] == (3,) for n, a in flat.items())
+    token = r"(^|\.)(deit\.|dist_token$|embeddings\.distillation_token$)"
+    return colour and (dialect == "dinov2" or any(re.search(token, name) for name in flat))
+
+
+def pixels(flat, dialect):  # -> text
+    """What the model sees as it is read."""
+    if saw_imagenet(flat, dialect):
+        return FOLDED
+    return "v / 127.5 - 1" + (", assumed: the names cannot tell" if dialect in TABLES else "")
 
 
 def fold_pixels(kernel, bias, mean=IMAGENET_MEAN, std=IMAGENET_STD):
     """An embedding of pixels (v / 255 - mean) / std as one of pixels v / 127.5 - 1."""
+    if kernel.ndim != 4 or bias.shape != kernel.shape[3:]:
+        raise ValueError(f"the patches are {list(kernel.shape)} and {list(bias.shape)}")
     mean, std = (np.array(x, np.float64)[:, None] for x in (mean, std))  # [C, 1]
     wide = kernel.astype(np.float64)
     shift = (wide * (0.5 - mean) / std).sum((0, 1, 2))
     return (wide / (2 * std)).astype(kernel.dtype), (bias + shift).astype(bias.dtype)
 
 
+ANCHORS = ("patch_embed.proj.weight", "embeddings.patch_embeddings.projection.weight")
+
+
 def strip_module(flat):
-    """Without what a wrapper puts before every name: `vit.`, `module.`, `model.backbone.`"""
-    anchors = ("patch_embed.proj.weight", "embeddings.patch_embeddings.projection.weight")
-    prefix = next((n.removesuffix(a) for n in flat for a in anchors if n.endswith(a)), "")
-    return {name.removeprefix(prefix): array for name, array in flat.items()}
+    """Without what wrappers put before the names: `vit.`, `module.`, `model.backbone.`
+
+    A classifier outside the body (`module.classifier` beside `module.vit.`) shares its wrappers.
+    """
+    prefix = next((n.removesuffix(a) for n in flat for a in ANCHORS if n.endswith(a)), "")
+    starts = [prefix[: m.end()] for m in re.finditer(r"[^.]*\.", prefix)]
+
+    def bare(name):
+        return name.removeprefix(
+            max((s for s in starts if name.startswith(s)), key=len, default="")
+        )
+
+    return renamed(flat, bare)
 
 
 def official_names(blocks):
@@ -287,13 +392,14 @@ def official_names(blocks):
 
 def split_qkv(flat):
     """timm's joined projections as three."""
-    result = {}
-    for name, array in flat.items():
-        if ".qkv." in name:
-            for part, piece in zip(PARTS, np.split(array, 3), strict=True):
-                result[name.replace("qkv", part)] = piece
-        else:
-            result[name] = array
+    result = {name: array for name, array in flat.items() if ".qkv." not in name}
+    for name in flat.keys() - result.keys():
+        if len(flat[name].shape) == 0 or len(flat[name]) % 3:
+            raise ValueError(f"{name} {list(flat[name].shape)} is not query, key and value")
+        for part, piece in zip(PARTS, np.split(flat[name], 3), strict=True):
+            if (new := name.replace("qkv", part)) in result:
+                raise ValueError(f"{name} and {new} stand for the same")
+            result[new] = piece
     return result
 
 
@@ -336,7 +442,9 @@ def fold_layer_scale(flat):
         layer = next((start + n for n in layers if f"{start}{n}.weight" in flat), None)
         if layer is None:
             raise ValueError(f"{name} scales a layer that an official ViT has not")
-        gamma = flat.pop(name)
+        gamma, shape = flat.pop(name), flat[f"{layer}.weight"].shape
+        if not gamma.shape == flat[f"{layer}.bias"].shape == shape[:1]:
+            raise ValueError(f"{name} has shape {list(gamma.shape)}, its layer {list(shape)}")
         flat[f"{layer}.weight"] = flat[f"{layer}.weight"] * gamma[:, None]
         flat[f"{layer}.bias"] = flat[f"{layer}.bias"] * gamma
     return flat

@@ -89,7 +89,7 @@ def few_shot(features, labels, shots, classes, *, variant="free", backend="numpy
 
 
 def fit_ridge(x, y, constant, backend):  # -> weights [G, D, K], bias [G, K]
-    """All penalties by either twin, in float64: float32 loses the small ones (FEW-02)."""
+    """All penalties by either twin, in float64: float32 loses the small ones."""
     if backend == "numpy":
         return numpy_ridge(x, y, PENALTIES, constant)
     import jax
@@ -144,7 +144,9 @@ def scorer(args, params, description, size):  # -> function: uint8 images -> [B,
 def load_data(args, params, description):  # -> data set, size of the model's images
     """What the model is asked about."""
     size = args.image_size or finetune.image_size(params, description, args.old_grid)
-    return datasets.load_at(args.dataset, size, channels=description["channels"]), size
+    parts = ("train", "test") if args.few_shot else ("test",)  # nothing is decoded in vain
+    channels = description["channels"]
+    return datasets.load_at(args.dataset, size, parts=parts, channels=channels), size
 
 
 def classify(args):
@@ -188,7 +190,10 @@ def compare_few_shot(args):
     )
     classes = len(dataset.classes)
     draws = {
-        k: [datasets.draw_shots(dataset.train_labels, classes, k, s) for s in range(args.draws)]
+        k: [
+            datasets.draw_shots(dataset.train_labels, dataset.classes, k, s)
+            for s in range(args.draws)
+        ]
         for k in args.few_shot
     }
     # Only the features of images that some draw contains are computed.

@@ -11,20 +11,18 @@ from functools import partial
 import numpy as np
 from tqdm import tqdm
 
-from . import checkpoint, datasets, evaluate, masking, optim, states
+from . import checkpoint, command, datasets, evaluate, masking, optim, states
 from .architecture import token_grid, token_pixels
 from .batches import fit, portion, scores
 from .in_numpy import masked_vit
 from .machine import TAKEN
 from .params import tree_map
+from .progress import progress
 
 METRICS = ["step", "images", "learning_rate", "loss", "accuracy"]
 METRICS += ["validation_loss", "validation_accuracy", "test_loss", "test_accuracy"]
 SHOWN = 8  # images of a mosaic
-DIVERGED = (
-    "minivit.train: error: the loss is no longer finite; "
-    "lower --learning-rate, or raise --warmup-steps"
-)
+CALMER = "lower --learning-rate, or raise --warmup-steps"
 
 
 class Interrupt:
@@ -59,7 +57,7 @@ class Run:
     def __init__(self, args, dataset, held_out, batches, folder, engine):
         self.args, self.dataset, self.held_out = args, dataset, held_out
         self.batches, self.folder, self.engine = batches, folder, engine
-        self.leads, self.writer, self.lock = args.processes.leads, None, None
+        self.leads, self.writer = args.processes.leads, None
         self.first, self.rows, self.pending = 0, [], []
         self.best, self.best_accuracy, self.since_best = None, -1.0, 0
 
@@ -72,7 +70,12 @@ class Run:
     def say(self, text):
         """Print it once, not once a process, and not into the moving bar."""
         if self.leads:
-            tqdm.write(text)
+            tqdm.write(command.literal(text))
+
+    def complain(self, text):
+        """The same for what went wrong."""
+        if self.leads:
+            print(command.literal(f"minivit.train: error: {text}"), file=sys.stderr)
 
     def train(self):  # -> steps done, why it ended early
         """The loop: a batch, a step, now and then a row of metrics, a validation, a picture."""
@@ -80,13 +83,9 @@ class Run:
         if 0 < args.patience <= self.since_best:  # it had ended just before it was killed
             return self.first, "stopped"
         interrupt = Interrupt()
-        pause = 0.1 if sys.stderr.isatty() else 15  # a log file needs no moving bar
-        bar = partial(tqdm, unit="img", unit_scale=True, dynamic_ncols=True, mininterval=pause)
-        bar = partial(bar, disable=not self.leads)
         rate = partial(optim.schedule, base=args.learning_rate, total=total, decay=args.decay)
         try:
-            done = self.first * args.batch_size
-            with bar(total=total * args.batch_size, initial=done) as bar:
+            with self.bar() as bar:
                 for step in range(self.first, total):
                     if self.asked_to_stop(interrupt, step):
                         self.save_state(step)
@@ -98,12 +97,20 @@ class Run:
                         float(numbers[0])  # wait for it
                         seconds = time.perf_counter() - args.start
                         self.say(f"first step after {seconds:.1f} s")
+                        bar.set_description()
                     bar.update(args.batch_size)
                     if why := self.after(step + 1, learning_rate, bar):
                         return step + 1, why
             return total, None
         finally:
             interrupt.close()
+
+    def bar(self):
+        """The images of all steps; with JAX the first step takes a while to be compiled."""
+        size, what = self.args.batch_size, "compiling" if self.args.backend == "jax" else None
+        options = {"initial": self.first * size, "unit_scale": True, "delay": 0}
+        total = self.args.steps * size
+        return progress(None, what, total=total, disable=not self.leads or None, **options)
 
     def asked_to_stop(self, interrupt, step):  # -> bool
         """Whether to stop before a step; several processes must agree on which."""
@@ -120,7 +127,7 @@ class Run:
             if not np.isfinite(losses).any():
                 return "diverged"
             row = {"step": done, "images": done * args.batch_size, "learning_rate": learning_rate}
-            row["loss"] = float(np.nanmean(losses))
+            row["loss"] = float(losses[np.isfinite(losses)].mean())
             if np.isfinite(right).any():
                 row["accuracy"] = float(np.nanmean(right))
             self.write(row)
@@ -144,10 +151,12 @@ class Run:
         record |= {"best_accuracy": self.best_accuracy, "since_best": self.since_best}
         if self.best:
             record["best_step"], tree["best"] = self.best
+        record["data"] = self.dataset.identity()
         states.write(self.folder, done, tree, record)
 
     def load_state(self, tree, record):
         """The reverse of `save_state`."""
+        datasets.check_identity(record["data"], self.dataset, f"the state in {self.folder}")
         self.engine.load_state(tree)
         self.rows = record["rows"]
         self.pending = [tuple(numbers) for numbers in record["pending"]]
@@ -158,7 +167,10 @@ class Run:
     def validate(self, done):  # -> why to stop
         """A row about the held-out images; keep the weights if they are the best so far."""
         images, labels = self.held_out
-        result = evaluate.summary(self.logits(images), labels)
+        logits = self.logits(images, "validation")
+        if not np.isfinite(logits).all():
+            return "diverged"
+        result = evaluate.summary(logits, labels)
         row = {"step": done, "images": done * self.args.batch_size}
         row |= {"validation_loss": result["loss"], "validation_accuracy": result["accuracy"]}
         self.write(row)
@@ -168,9 +180,10 @@ class Run:
             self.best = done, tree_map(np.copy, self.engine.snapshot())
         return "stopped" if 0 < self.args.patience <= self.since_best else None
 
-    def logits(self, images):  # uint8 [B, ...] -> [B, classes]
+    def logits(self, images, what):  # uint8 [B, ...] -> [B, classes]
         """Class scores of images of the data set's own size, in parts that fit into memory."""
-        return scores(self.engine, images, self.args.image_size, self.args.channels)
+        what = what if self.leads else None
+        return scores(self.engine, images, self.args.image_size, self.args.channels, what)
 
     def draw_mosaic(self, done):
         """What a masked model sees and says of some test images, always the same."""
@@ -196,21 +209,28 @@ class Run:
         size = portion(args.image_size, self.engine.multiple)
         drawn = self.batches.corruption(args.image_size, len(images), 0, datasets.TEST)
         total = np.zeros(2)
-        for begin in range(0, len(images), size):
-            here = slice(begin, begin + size)
-            part = fit(images[here], args.image_size, args.channels)
-            batch = masking.masked_batch(part, drawn.rows(here), args.objective, self.batches.patch)
-            total += len(part) * np.array(self.engine.measure(batch), np.float64)
+        with progress(None, "test", total=len(images), disable=not self.leads or None) as bar:
+            for begin in range(0, len(images), size):
+                here = slice(begin, begin + size)
+                part = fit(images[here], args.image_size, args.channels)
+                rows = drawn.rows(here)
+                batch = masking.masked_batch(part, rows, args.objective, self.batches.patch)
+                total += len(part) * np.array(self.engine.measure(batch), np.float64)
+                bar.update(len(part))
         return (total / len(images)).tolist()
 
-    def test(self, steps):  # -> result
+    def test(self, steps):  # -> result; None where the weights say nothing that is a number
         """Loss and accuracy on every test image, and the pictures."""
         logits, labels = None, self.dataset.test_labels
         if self.args.objective == "classes":
-            logits = self.logits(self.dataset.test_images)
+            logits = self.logits(self.dataset.test_images, "test")
+            if not np.isfinite(logits).all():
+                return None
             result = evaluate.summary(logits, labels)
         else:
             result = dict(zip(("loss", "accuracy"), self.test_masked(), strict=True))
+            if not math.isfinite(result["loss"]):
+                return None
         row = {"step": steps, "images": steps * self.args.batch_size}
         row["test_loss"] = result["loss"]
         if math.isfinite(result["accuracy"]):
@@ -231,35 +251,47 @@ class Run:
             shown = d.test_images[:40], d.test_labels[:40], logits[:40].argmax(-1), d.classes
             figures.examples(*shown).savefig(self.folder / "examples.png", dpi=100)
 
-    def save(self):  # -> path; None where another process writes
-        """The checkpoint; what its shapes will not tell travels along."""
-        params, size = self.engine.snapshot(), self.args.image_size
-        if not self.leads:
-            return None
-        settings, grid = dict(self.args.settings), token_grid(params, size)
+    def settings(self, params):  # -> dictionary
+        """What the shapes of a checkpoint will not tell: classes, data, size, grid and so on."""
+        size, grid = self.args.image_size, token_grid(params, self.args.image_size)
+        settings = self.args.settings | self.args.notes | {"data": self.dataset.identity()}
         if self.args.objective == "classes":
-            settings["class_names"] = self.dataset.classes
+            settings["class_names"] = list(self.dataset.classes)
         if grid is None:
-            settings["image_size"] = size
+            settings["image_size"] = list(size)
         else:
             if grid[0] != grid[1]:
-                settings["grid"] = grid
+                settings["grid"] = list(grid)
             if tuple(n * p for n, p in zip(grid, token_pixels(params), strict=True)) != size:
-                settings["image_size"] = size  # a hybrid's convolutions round up
-        return checkpoint.save(self.folder / "checkpoint.npz", params, settings=settings)
+                settings["image_size"] = list(size)  # a hybrid's convolutions round up
+        checkpoint.checked_settings(settings)
+        return settings
+
+    def save(self):  # -> path; None where another process writes
+        """The checkpoint."""
+        params = self.engine.snapshot()
+        if not self.leads:
+            return None
+        path = self.folder / "checkpoint.npz"
+        return checkpoint.save(path, params, settings=self.settings(params))
 
     @contextlib.contextmanager
     def writing(self):
-        """Hold the run's lock, and its metrics open, in the process that writes."""
+        """Hold the metrics open in the process that writes; say how to go on after a full disk."""
         if not self.leads:
             yield
             return
-        path = self.folder / "metrics.csv"
-        with self.lock, open(path, "w", newline="", buffering=1) as file:
-            self.writer = csv.DictWriter(file, METRICS)
-            self.writer.writeheader()
-            self.writer.writerows(self.rows)
-            yield
+        try:
+            with open(self.folder / "metrics.csv", "w", newline="", buffering=1) as file:
+                self.writer = csv.DictWriter(file, METRICS)
+                self.writer.writeheader()
+                self.writer.writerows(self.rows)
+                yield
+        except OSError as error:
+            if not error.strerror or "--resume" in error.strerror:
+                raise
+            text = f"{error.strerror}; mend that, then go on with --resume {self.folder}"
+            raise OSError(error.errno, text, str(error.filename or self.folder)) from None
 
     def __call__(self):  # -> exit status
         """Train, save, test."""
@@ -274,32 +306,35 @@ class Run:
                 better = f"validation {self.best_accuracy:.2%}, the best of {steps} steps"
                 self.say(f"kept the weights after step {kept}: {better}")
             path = self.save()
-            if why == "diverged" and self.leads:
-                print(DIVERGED, file=sys.stderr)
+            if why == "diverged":
+                self.complain(f"the loss is no longer finite; {CALMER}")
             if why in ("diverged", "interrupted"):
                 self.say(f"{why} after {steps} of {self.args.steps} steps; weights: {path}")
                 if why == "interrupted":
                     self.say(f"go on with --resume {self.folder}")
                 return 130 if why == "interrupted" else 1
             result = self.test(kept)
+            if result is None:
+                self.complain(f"with the weights in {path} scores are not finite; {CALMER}")
+                return 1
         if self.leads:
             states.remove(self.folder)
             seconds["all"] = time.perf_counter() - self.args.start
             print(self.report(result, seconds, steps))
-            names = sorted(p.name for p in self.folder.iterdir())
-            print(f"{', '.join(names)} are in {self.folder}")
+            names = sorted(p.name for p in self.folder.iterdir() if p.name[0] != ".")
+            print(command.literal(f"{', '.join(names)} are in {self.folder}"))
         return 0
 
     def report(self, result, seconds, steps):  # -> text
         """The table at the end."""
-        lines, images = [], len(self.dataset.test_images)
+        lines, images = [], command.counted(len(self.dataset.test_images), "test image")
         if "by_class" in result:
             lines.append(f"{'class':<14}accuracy")
             pairs = zip(self.dataset.classes, result["by_class"], strict=True)
-            lines += [f"{name:<14}{share:8.1%}" for name, share in pairs]
-            lines.append(f"{'all':<14}{result['accuracy']:8.2%} of {images} test images")
+            lines += [f"{command.literal(name):<14}{share:8.1%}" for name, share in pairs]
+            lines.append(f"{'all':<14}{result['accuracy']:8.2%} of {images}")
         elif math.isfinite(result["accuracy"]):
-            what = f"of what is asked about {images} test images"
+            what = f"of what is asked about {images}"
             lines.append(f"{'right':<14}{result['accuracy']:8.2%} {what}")
         speed = (steps - self.first) * self.args.batch_size / seconds["training"]
         lines += [
@@ -308,5 +343,6 @@ class Run:
             f"{'whole command':<14}{seconds['all']:7.1f}s",
         ]
         if skipped := int(self.engine.state["skipped"]):
-            lines.append(f"{skipped} steps had a gradient that was not finite and changed nothing")
+            steps = command.counted(skipped, "step")
+            lines.append(f"{steps} had a gradient that was not finite and changed nothing")
         return "\n".join(lines)

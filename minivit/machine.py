@@ -54,12 +54,20 @@ def memory():  # -> bytes; infinity where the system does not say
     return max(0, min(free))
 
 
-def check_memory(needed, what, remedy):  # bytes
-    """Refuse what cannot fit before it is begun: a system that runs out of memory kills."""
+class DoesNotFit(MemoryError, ValueError):
+    """It is known beforehand that there is not enough memory; the text names the sizes."""
+
+
+def check_memory(needed, what, remedy="choose a smaller size or fewer"):
+    """Refuse what cannot fit before it is begun: a system that runs out of memory kills.
+
+    `needed` is in bytes; `what` is a plural or has an article.
+    """
     if needed > (free := memory()):
-        raise MemoryError(
-            f"{what} takes at least {needed / 1e9:,.1f} GB of memory, "
-            f"and {free / 1e9:,.1f} GB are free; {remedy}"
+        # No more digits than anybody reads, whatever the number.
+        sizes = [f"{min(n, 10**30) / 1e9:,.1f} GB" for n in (needed, free)]
+        raise DoesNotFit(
+            f"{what} would take at least {sizes[0]} of memory, and {sizes[1]} are free; {remedy}"
         )
 
 

@@ -1,13 +1,12 @@
 """The command line of `python -m minivit.train`: its arguments, and what cannot work."""
 
 import argparse
-import math
 import warnings
 from dataclasses import asdict
 from pathlib import Path
 
-from . import recipes, variants
-from .augmentation import Augmentation
+from . import command, opening, recipes, variants
+from .command import number, whole
 from .interpolation import METHODS
 from .masking import OBJECTIVES
 from .optim import RULES
@@ -15,6 +14,11 @@ from .shapes import image_shape
 
 PLAIN = recipes.Recipe("")  # the default of everything
 NOT_OF_RESNETS = ("dropout", "representation")
+OF_THE_BACKEND = ("dtype", "precision", "shard", "distributed", "chunk")
+LARGEST = 1e30  # of any number; float32 holds a little more
+SHARE = number(0, 1, open_right=True)
+CORRUPT = 0.5  # of the patches
+PART = number(0, 1, open_left=True)  # of a whole that may be all of it
 ABOUT_CLASSES = ("loss", "head_bias", "representation", "label_smoothing", "mixup", "validation")
 # The recipe where none is asked for: from scratch, with --init, and with a masked --objective.
 USUAL = ("laptop", "laptop-finetune", "laptop-masked")
@@ -33,9 +37,9 @@ def usual(name):  # -> text
     return "; ".join([words[0], *(w + v for w, v in others if v != words[0])])
 
 
-def parser(defaults=True):
-    """All arguments; without `defaults` only what is given comes back."""
-    p = argparse.ArgumentParser(
+def parser():
+    """All arguments."""
+    p = command.Parser(
         prog="python -m minivit.train",
         description="Train a Vision Transformer, or fine-tune one, and report on the test images.",
     )
@@ -46,8 +50,6 @@ def parser(defaults=True):
             text += f" (default: {usual(key)})"
         elif keywords.get("default") is not None:
             text += f" (default: {keywords['default']})"
-        if not defaults:
-            keywords["default"] = argparse.SUPPRESS
         group.add_argument(name, help=text, **keywords)
 
     what = p.add_mutually_exclusive_group(required=True)
@@ -60,6 +62,7 @@ def parser(defaults=True):
     add_task(option)
     add_schedule(option)
     add_regularisation(option)
+    opening.add_reading_options(p.add_argument_group("how the file of --init is read"))
     return p
 
 
@@ -77,15 +80,16 @@ def add_task(option):
         "side or HEIGHTxWIDTH in pixels (default: 224, for tiny 28, for --init its own)",
         type=image_shape,
     )
-    option("--old-grid", "grid of --init's positions where it is not square: 4x8", type=image_shape)
     option(
-        "--positions", "how --init's are resized", choices=(*METHODS, "random"), default="corners"
+        "--positions",
+        "how --init's are resized (default: corners)",
+        choices=(*METHODS, "random"),
     )
     option("--freeze", "train the head alone", action="store_true")
     text = "fashion-mnist, shapes, shapes:color (or :count, …), cifar-10, cifar-100, folder:PATH"
     option("--dataset", text, default="fashion-mnist")
     option("--strict", "stop at a broken picture of a folder", action="store_true")
-    option("--per-class", "train on so many labelled images of each class only", type=int)
+    option("--per-class", "train on so many labelled images of each class only", type=whole(1))
     option("--backend", "which twin runs", choices=("jax", "numpy"), default="jax")
     text = "of the computation, jax only; weights, moments, norms, softmax and loss stay float32"
     option("--dtype", text, choices=("float32", "bfloat16"), default="float32")
@@ -94,7 +98,7 @@ def add_task(option):
     text = (
         "queries of attention at a time, 0 for all; jax only (default: what suits size and device)"
     )
-    option("--chunk", text, type=int)
+    option("--chunk", text, type=whole())
     text = "fsdp divides what is trained, and its moments, over the devices; jax only"
     option("--shard", text, choices=("data", "fsdp"), default="data")
     text = "one of several processes that run the same command: Slurm, Open MPI, TPU pods, or the "
@@ -102,48 +106,51 @@ def add_task(option):
     option("--distributed", text, action="store_true")
     option("--output", "folder to write (default: a new one in runs/)", type=Path)
     text = "of weights, order and dropout; dropout also depends on the number of cores"
-    option("--seed", text, type=int, default=0)
-    option("--log-every", "steps between rows of metrics.csv", type=int, default=50)
+    option("--seed", text, type=whole(0, 2**64 - 1), default=0)
+    option("--log-every", "steps between rows of metrics.csv", type=whole(1), default=50)
     text = "steps between saved states for --resume; 0 is off (default: a tenth of the steps)"
-    option("--checkpoint-every", text, type=int)
+    option("--checkpoint-every", text, type=whole())
     text = "steps between pictures of a masked objective (default: a quarter of the steps)"
-    option("--mosaic-every", text, type=int)
+    option("--mosaic-every", text, type=whole(1))
 
 
 def add_schedule(option):
     """How long, how large, how fast."""
-    option("--steps", "optimiser steps", type=int)
-    option("--epochs", "the same in passes over the images (default: by --steps)", type=int)
-    option("--batch-size", "images a step", type=int)
-    option("--accumulate", "divide a batch into parts, to save memory", type=int, default=1)
+    option("--steps", "optimiser steps", type=whole(1))
+    option("--epochs", "the same in passes over the images (default: by --steps)", type=whole(1))
+    option("--batch-size", "images a step", type=whole(1))
+    option("--accumulate", "divide a batch into parts, to save memory", type=whole(1), default=1)
     option("--optimizer", "rule", choices=tuple(RULES))
-    option("--learning-rate", "its peak", type=float)
+    option("--learning-rate", "its peak", type=number(0, LARGEST))
     option("--decay", "how it falls after warm-up", choices=("cosine", "linear", "constant"))
-    option("--warmup-steps", "how long it rises (default: a tenth of the steps)", type=int)
-    option("--clip", "global norm of the gradient; 0 is off", type=float)
-    option("--average", "share that the averaged weights keep each step; 0 is off", type=float)
+    option("--warmup-steps", "how long it rises (default: a tenth of the steps)", type=whole())
+    option("--clip", "global norm of the gradient; 0 is off", type=number(0, LARGEST))
+    option("--average", "share that the averaged weights keep each step; 0 is off", type=SHARE)
     option("--loss", "of classes", choices=("softmax", "sigmoid"))
-    option("--head-bias", "where the head's biases begin", type=float)
+    option("--head-bias", "where the head's biases begin", type=number(-LARGEST, LARGEST))
     text = "a hidden layer of width D before a new model's head"
     option("--representation", text, action=argparse.BooleanOptionalAction)
     text = "share of the training images to hold out; the weights that do best on it are kept"
-    option("--validation", text, type=float)
+    option("--validation", text, type=SHARE)
     text = "steps between validations (default: a twentieth of the steps)"
-    option("--evaluate-every", text, type=int)
+    option("--evaluate-every", text, type=whole(1))
     text = "stop after so many validations that are no better; 0 is off"
-    option("--patience", text, type=int, default=0)
+    option("--patience", text, type=whole(), default=0)
 
 
 def add_regularisation(option):
     """What keeps the model from learning its images by heart."""
-    option("--weight-decay", "of kernels, times the learning rate", type=float)
-    option("--dropout", "share of activations to drop", type=float)
-    option("--label-smoothing", "share spread over all classes", type=float)
+    option("--weight-decay", "of kernels, times the learning rate", type=number(0, LARGEST))
+    option("--dropout", "share of activations to drop", type=SHARE)
+    option("--label-smoothing", "share spread over all classes", type=SHARE)
     option("--flip", "mirror half of the images", action=argparse.BooleanOptionalAction)
-    option("--crop-area", "least share of the area that a random crop keeps; 1 is off", type=float)
-    option("--shift", "pixels by which images move at random", type=int)
-    option("--mixup", "parameter of the Beta distribution of the shares; 0 is off", type=float)
-    option("--corrupt", "share of the patches, for the masked ones", type=float, default=0.5)
+    option("--crop-area", "least share of the area that a random crop keeps; 1 is off", type=PART)
+    option("--shift", "pixels by which images move at random", type=whole())
+    option(
+        "--mixup", "parameter of the Beta distribution of the shares; 0 is off", type=number(0, 100)
+    )
+    text = f"share of the patches, for the masked ones (default: {CORRUPT})"
+    option("--corrupt", text, type=PART)
 
 
 def check(args):
@@ -156,27 +163,56 @@ def check(args):
         args.recipe or usual, variants.full_name(variant) if variant else "--init"
     )
     given = {name for name in IN_RECIPES if getattr(args, name) is not None}
+    if {"steps", "epochs"} <= given:
+        raise ValueError(f"--steps {args.steps} and --epochs {args.epochs}: give one of them")
     resnet = isinstance(variant, variants.ResNet)
     masked = masked or (recipe.objective != "classes" and "objective" not in given)
+    by_name = actions()
     for name in IN_RECIPES:
         if name in given or (name in ("steps", "epochs") and given & {"steps", "epochs"}):
             continue
         # What a masked objective or a ResNet has no use for is not taken from a recipe.
         useless = (masked and name in ABOUT_CLASSES) or (resnet and name in NOT_OF_RESNETS)
-        source = PLAIN if useless else recipe
-        setattr(args, name, getattr(source, name))
+        setattr(args, name, checked(by_name[name], getattr(PLAIN if useless else recipe, name)))
     args.own_warmup = "warmup_steps" in given
-    if args.steps is not None and args.epochs is not None:
-        raise ValueError(f"--steps {args.steps} and --epochs {args.epochs}: give one of them")
-    check_ranges(args)
-    if isinstance(args.image_size, int):
-        args.image_size = (args.image_size, args.image_size)
+    args.dataset = resolved(args.dataset)
     if variant:
         if args.image_size is None:
             args.image_size = (28, 28) if variant.name.startswith("tiny") else (224, 224)
         variants.check_size(variant, args.image_size)
-    args.augmentation = Augmentation(args.crop_area, args.shift, args.flip, args.mixup)
-    check_together(args)
+    check_together(args, resnet)
+
+
+def actions():  # -> {name: what argparse knows of an option}
+    """All options that a run is resumed with, and those of this command line only."""
+    return {a.dest: a for a in parser()._actions if a.dest != "help"}
+
+
+def checked(action, value):
+    """A value from a file that people can edit, or from a recipe, checked as if it were typed."""
+    option = action.option_strings[0]
+    if action.nargs == 0:  # it is given or not
+        if not isinstance(value, bool):
+            raise ValueError(f"{option} is {value}, neither true nor false")
+        return value
+    if value is None:
+        return None
+    text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    try:
+        value = action.type(text) if action.type else text
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"{option} {error}") from None
+    if action.choices and value not in action.choices:
+        raise ValueError(f"{option} is {text}; choose one of {', '.join(action.choices)}")
+    return value
+
+
+def resolved(dataset):
+    """A folder by its whole path, so that a run finds it from wherever it is resumed."""
+    kind, _, path = dataset.partition(":")
+    if kind != "folder" or not path:
+        return dataset
+    return f"folder:{Path(path).expanduser().resolve()}"
 
 
 # What follows from other options, or is of one command line only.
@@ -185,82 +221,96 @@ NOT_STORED = ("resume", "tiny", "output", "distributed")
 
 def stored_names():
     """The options that a run is resumed with."""
-    return [a.dest for a in parser()._actions if a.dest not in (*NOT_STORED, "help")]
+    return [name for name in actions() if name not in NOT_STORED]
+
+
+def given(argv):  # -> {name: value}
+    """What stands on a command line, without any default."""
+    absent = object()
+    space = argparse.Namespace(**dict.fromkeys(actions(), absent))
+    found = vars(parser().parse_args(argv, space))
+    return {name: value for name, value in found.items() if value is not absent}
 
 
 def resume(args, stored):
     """The options that a run was started with, in place of those of this command line."""
+    by_name = actions()
     for name, value in stored.items():
+        value = checked(by_name[name], value)
+        if value is None and name in (*IN_RECIPES, "checkpoint_every") and name != "epochs":
+            raise ValueError(f"{by_name[name].option_strings[0]} is missing")
         setattr(args, name, value)
-    args.augmentation = Augmentation(args.crop_area, args.shift, args.flip, args.mixup)
-    check_backend(args)
+    args.own_warmup = True
+    variant = variants.parse(args.model) if args.model else None
+    if variant:
+        variants.check_size(variant, args.image_size)
+    check_together(args, isinstance(variant, variants.ResNet))
 
 
-def check_ranges(args):
-    """Each number by itself."""
-    limits = dict.fromkeys(("batch_size", "log_every", "accumulate"), (1, math.inf))
-    optional = ("steps", "epochs", "mosaic_every", "evaluate_every", "per_class")
-    limits |= {name: (1, math.inf) for name in optional if getattr(args, name) is not None}
-    limits |= dict.fromkeys(("learning_rate", "weight_decay", "clip", "seed"), (0, math.inf))
-    limits |= dict.fromkeys(("shift", "patience", "mixup"), (0, math.inf))
-    for name in ("checkpoint_every", "chunk"):
-        if getattr(args, name) is not None:
-            limits[name] = (0, math.inf)
-    limits |= dict.fromkeys(("dropout", "label_smoothing", "average", "validation"), (0, 1))
-    for name, (least, below) in limits.items():
-        if not least <= getattr(args, name) < below:
-            option, bound = "--" + name.replace("_", "-"), f"at least {least} and below {below}"
-            raise ValueError(f"{option} is {getattr(args, name)}; it must be {bound}")
-    for name in ("crop_area", "corrupt"):
-        if not 0 < getattr(args, name) <= 1:
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} is {getattr(args, name)}; it must be above 0 and at most 1")
-
-
-def check_together(args):
-    """What contradicts each other."""
-    for name in (*ABOUT_CLASSES, "freeze", "per_class"):
-        value = getattr(args, name)
-        if args.objective != "classes" and value and value != getattr(PLAIN, name, None):
-            option = "--" + name.replace("_", "-")
-            raise ValueError(
-                f"{option} is about labels, which --objective {args.objective} does not use; "
-                "leave it out"
-            )
-    if args.model and isinstance(variants.parse(args.model), variants.ResNet):
-        check_resnet(args)
-    check_backend(args)
-    if args.patience and not args.validation:
-        raise ValueError(f"--patience {args.patience} needs --validation, a share such as 0.02")
-    if args.init and (args.representation or args.head_bias):
-        raise ValueError("--representation and --head-bias are for a new model, not for --init")
+def check_together(args, resnet):
+    """What contradicts each other, or would be passed over in silence."""
+    check_needs(args, resnet)
     if args.batch_size % args.accumulate:
-        raise ValueError(f"--accumulate {args.accumulate} does not divide {args.batch_size} images")
+        batch = command.counted(args.batch_size, "image")
+        raise ValueError(f"--accumulate {args.accumulate} does not divide {batch}")
 
 
-def check_backend(args):
-    """What only JAX can do."""
-    plain = {"dtype": "float32", "shard": "data", "distributed": False, "chunk": None}
-    for name, usual in plain.items():
-        value = getattr(args, name)
-        if args.backend == "numpy" and value != usual:
-            option = f"--{name}" + ("" if value is True else f" {value}")
-            raise ValueError(f"{option} needs --backend jax; NumPy cannot do it")
+IDLE = (
+    None,
+    False,
+    0,
+    "softmax",
+    "float32",
+    "default",
+    "data",
+    "error",
+)  # values that ask for nothing
 
 
-def check_resnet(args):
-    """What only models with attention have."""
-    for name in NOT_OF_RESNETS:
-        if value := getattr(args, name):
-            raise ValueError(f"--{name} {value}: a ResNet has no such thing; leave it out")
-    if args.chunk is not None:
-        raise ValueError(f"--chunk {args.chunk}: a ResNet has no attention; leave it out")
+def check_needs(args, resnet):
+    """Refuse every option that would have no effect, and say what it needs."""
+    masked = args.objective != "classes"
+    needs = {
+        "--init FILE": (
+            args.init,
+            ("positions", "heads", "pixels", "old_grid", "extra"),
+        ),
+        "a new model, not --init": (not args.init, ("head_bias", "representation")),
+        "--validation, a share such as 0.02": (args.validation, ("evaluate_every", "patience")),
+        "a masked --objective such as mean-color": (masked, ("mosaic_every", "corrupt")),
+        f"labels, which --objective {args.objective} does not use": (
+            not masked,
+            (*ABOUT_CLASSES, "freeze", "per_class"),
+        ),
+        "--dataset folder:PATH": (args.dataset.startswith("folder:"), ("strict",)),
+        "--backend jax; NumPy cannot do it": (args.backend == "jax", OF_THE_BACKEND),
+        "attention; a ResNet has no such thing": (
+            not resnet,
+            (*NOT_OF_RESNETS, "chunk", "positions", "old_grid"),
+        ),
+        "--batch-size 2 or more": (args.batch_size != 1, ("mixup",)),
+    }
+    for need, (met, names) in needs.items():
+        for name in names:
+            if not met and (value := getattr(args, name)) not in IDLE:
+                option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
+                raise ValueError(f"{option} needs {need}")
 
 
-def check_steps(args, examples):
+def check_shift(args, height, width):
+    """Images that move by more than their own size are not seen any more."""
+    if args.shift >= min(height, width):
+        raise ValueError(
+            f"--shift {args.shift} moves images of {height}x{width} out of sight; it must be below "
+            f"{min(height, width)}"
+        )
+
+
+def complete(args, examples):
     """The number of steps and what follows from it, when the number of images is known."""
     if args.batch_size > examples:
-        raise ValueError(f"--batch-size {args.batch_size} exceeds {examples} training images")
+        there = command.counted(examples, "training image")
+        raise ValueError(f"--batch-size {args.batch_size} exceeds {there}")
     if args.epochs is not None:
         args.steps = max(1, args.epochs * examples // args.batch_size)
     if args.warmup_steps is None:
@@ -272,11 +322,15 @@ def check_steps(args, examples):
             stacklevel=2,
         )
         args.warmup_steps = args.steps // 10
-    if not 0 <= args.warmup_steps <= args.steps:
+    if args.warmup_steps > args.steps:
         raise ValueError(
             f"--warmup-steps {args.warmup_steps} must lie between 0 and --steps {args.steps}"
         )
     if args.checkpoint_every is None:
         args.checkpoint_every = max(1, args.steps // 10)
-    args.mosaic_every = args.mosaic_every or max(1, args.steps // 4)
-    args.evaluate_every = args.evaluate_every or max(1, args.steps // 20)
+    # What the run has no use for stays open, so that a resumed one can be checked alike.
+    if args.objective != "classes":
+        args.mosaic_every = args.mosaic_every or max(1, args.steps // 4)
+        args.corrupt = args.corrupt or CORRUPT
+    if args.validation:
+        args.evaluate_every = args.evaluate_every or max(1, args.steps // 20)

@@ -11,27 +11,31 @@ from .variants import ResNet, convolutions, feature_channels, tokens
 
 def natural_order(name):  # sort key: block 2 before block 10
     """Numbers inside a name compare as numbers."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def flatten(tree, prefix=""):  # nested dictionaries -> {"a/b/c": leaf}
+def flatten(tree, prefix=None):  # nested dictionaries -> {"a/b/c": leaf}
     """Every leaf under its '/'-joined path, blocks in the order of their numbers."""
     if not isinstance(tree, dict):
-        return {prefix: tree}
+        return {prefix or "": tree}
     flat = {}
     for name in sorted(tree, key=natural_order):
-        flat |= flatten(tree[name], f"{prefix}/{name}" if prefix else name)
+        flat |= flatten(tree[name], name if prefix is None else f"{prefix}/{name}")
     return flat
 
 
 def unflatten(flat):  # {"a/b/c": leaf} -> nested dictionaries
-    """The inverse of `flatten`."""
+    """The inverse of `flatten`; a name that is a leaf and a folder of others is refused."""
     tree = {}
     for path, leaf in flat.items():
         *folders, name = path.split("/")
         node = tree
-        for folder in folders:
+        for i, folder in enumerate(folders, 1):
             node = node.setdefault(folder, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"{path} goes through the array {'/'.join(folders[:i])}")
+        if name in node:
+            raise ValueError(f"{path} is an array and a folder of arrays")
         node[name] = leaf
     return tree
 

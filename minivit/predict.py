@@ -100,12 +100,11 @@ def pictures(args, paths, channels, size, command_name):  # -> path and uint8 im
     read = 0
     for path in paths:
         try:
-            image = images.read(path, channels)
+            image = images.read_at(path, size, channels, args.crop)
         except images.ImageError as error:
             print(f"minivit.{command_name}: {error}", file=sys.stderr)
             continue
         read += 1
-        image = images.resize_and_crop(image, *size, args.crop)
         yield path, 255 - image if args.invert else image
     if not read:
         raise ValueError("none of the pictures could be read")

@@ -144,7 +144,17 @@ def find(name, model):  # -> Recipe
     raise ValueError(f"recipe {name} is for {models}, not for {model}; another --recipe will do")
 
 
-def main():
+def parser():
+    """No arguments but --help."""
+    return command.Parser(prog="python -m minivit.recipes", description=__doc__)
+
+
+def main(argv=None):  # -> exit status
+    """List them."""
+    return command.main(parser, listing, argv)
+
+
+def listing(_):
     """One line a recipe, with what differs from the defaults."""
     plain = asdict(Recipe(""))
     for recipe in RECIPES:
@@ -153,8 +163,7 @@ def main():
             f"{k} {v}" for k, v in own.items() if k not in ("name", "models", "source")
         )
         print(f"{recipe.name:<18}{recipe.models:<15}{recipe.source}: {text}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("recipes", main))
+    sys.exit(main())

@@ -3,6 +3,8 @@
 import argparse
 import re
 
+LONGEST_SIDE = 10_000  # of images in pixels, and of grids
+
 
 def pair(patch):  # P or (P, Q) -> (P, Q)
     """A patch size as rows and columns."""
@@ -11,10 +13,12 @@ def pair(patch):  # P or (P, Q) -> (P, Q)
 
 def image_shape(text):  # "224" or "28x56" -> height, width
     """An image size, or a grid, on a command line."""
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    match = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text)
     sides = match and (int(match[1]), int(match[2] or match[1]))
-    if not sides or 0 in sides:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a side nor HEIGHTxWIDTH")
+    if not sides or 0 in sides or max(sides) > LONGEST_SIDE:
+        raise argparse.ArgumentTypeError(
+            f"is {text[:40]}, neither a side nor HEIGHTxWIDTH of 1 to {LONGEST_SIDE:,} each"
+        )
     return sides
 
 

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from .interpolation import resize_weights
-from .machine import cores
+from .machine import check_memory, cores
+from .progress import progress
 
 QUESTIONS = {
     "shape": ("disc", "square", "triangle", "cross", "ring", "star"),
@@ -23,7 +24,7 @@ QUESTIONS = {
 DISTANCES = (0.28, 0.38, 0.48, 0.58, 0.72)  # where the nearest dot may be, from centre to centre
 CELLS = 6  # dots stand near the centres of a grid of so many cells a side
 DOT = 0.05  # radius
-DRAWN = 9  # the purpose of this stream of random numbers; the others are in datasets.py
+DRAWN = 9  # the purpose of this stream of random numbers; datasets.py lists all
 CHUNK = 500  # pictures that are drawn together, from a seed of their own
 
 
@@ -142,23 +143,39 @@ def draw_shapes(rng, picture, labels, centre, pixels):
         picture[which] = part
 
 
-def shapes(*, labels="shape", size=32, train=20_000, test=4_000, seed=0):
-    # -> class names, training images and labels, test images and labels
+def shapes(*, labels="shape", size=32, train=20_000, test=4_000, seed=0, parts=("train", "test")):
+    # -> class names, training images and labels, test images and labels, {part: what it is}
     """Both parts, drawn in chunks on all cores; a chunk depends on the seed and its number only."""
     if labels not in QUESTIONS:
         raise ValueError(f"unknown labels {labels!r}; choose one of {', '.join(QUESTIONS)}")
     if size < 16:
         raise ValueError(f"size is {size}; dots are lost below 16 pixels")
-    result = [QUESTIONS[labels]]
+    # A chunk is drawn in some arrays of float32 for each core.
+    check_memory((train + test + 20 * CHUNK) * size * size * 3, f"shapes of {size} pixels")
+    result, drawn = [QUESTIONS[labels]], {}
+    for number, (part, examples) in enumerate({"train": train, "test": test}.items()):
+        if examples < 1:
+            raise ValueError(f"{part} is {examples}; it must be at least 1")
+        wanted = examples if part in parts else 0
+        result += draw_part([seed, DRAWN, number], wanted, size, labels)
+        # The version changes with the numbers that are drawn, whatever their cause.
+        drawn[part] = {"contents": f"shapes 1: {labels}, {size}, {examples}, seed {seed}"}
+    return *result, drawn
+
+
+def draw_part(seed, examples, size, labels):  # -> uint8 [B, S, S, 3], int32 [B]
+    """One part of the set."""
+    images = np.empty((examples, size, size, 3), np.uint8)
+    chosen = np.empty(examples, np.int32)
+
+    def fill(start):
+        pictures, answers = draw(np.random.default_rng([*seed, start]), CHUNK, size)
+        part = slice(start, min(start + CHUNK, examples))
+        images[part] = pictures[: part.stop - start]
+        chosen[part] = answers[labels][: part.stop - start]
+
+    starts = range(0, examples, CHUNK)
     with ThreadPoolExecutor(cores()) as pool:
-        for part, examples in enumerate((train, test)):
-            starts = range(0, examples, CHUNK)
-            jobs = [
-                pool.submit(draw, np.random.default_rng([seed, DRAWN, part, start]), CHUNK, size)
-                for start in starts
-            ]
-            pieces = [job.result() for job in jobs]
-            result.append(np.concatenate([images for images, _ in pieces])[:examples])
-            chosen = np.concatenate([answers[labels] for _, answers in pieces])[:examples]
-            result.append(chosen.astype(np.int32))
-    return tuple(result)
+        for _ in progress(pool.map(fill, starts), "drawing", total=len(starts), unit="chunk"):
+            pass
+    return images, chosen

@@ -1,7 +1,10 @@
 """Shared by all tests: JAX with two CPU devices, and the numbers of other implementations."""
 
+import math
 import os
+import re
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import jax
@@ -59,9 +62,60 @@ def little_data(monkeypatch):
             test_images=whole.test_images[:test],
             test_labels=whole.test_labels[:test],
         )
-        monkeypatch.setattr(datasets, "load", lambda name: few)
+        monkeypatch.setattr(datasets, "load", lambda name, **_: few)
 
     return cut
+
+
+@pytest.fixture
+def refusal(capsys):
+    """Calls a command that must not work: status 2, one line that is returned, no other word."""
+
+    def refuse(main, arguments):
+        capsys.readouterr()
+        try:
+            status = main([str(argument) for argument in arguments])
+        except SystemExit as end:  # argparse's way
+            status = end.code
+        said = capsys.readouterr()
+        assert (status, said.out, said.err.count("\n")) == (2, "", 1), said.err
+        return said.err
+
+    return refuse
+
+
+NUMBERS = ["-1e400", "-1e38", "-1", "-1e-9", "0", "1", "1.5", "1e9", "1e38", "9" * 60, "9" * 6000]
+NUMBERS += ["nan", "inf", "-inf", "word", "", "0x10"]
+
+
+def is_meant(text, kind, least, most, open_left, open_right):
+    """Whether a number is one that an option's declared limits allow; written a second time."""
+    if not re.fullmatch(
+        r"[-+]?\d+" if kind is int else r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", text
+    ):
+        return False
+    if kind is int and len(text) > 4000:  # Python reads no longer ones
+        return False
+    value = Decimal(text)
+    above = least == -math.inf or (value > Decimal(least) if open_left else value >= Decimal(least))
+    below = most == math.inf or (value < Decimal(most) if open_right else value <= Decimal(most))
+    return above and below
+
+
+@pytest.fixture(scope="session")
+def numeric_options():
+    """Every option of a command that takes a number, with each of NUMBERS, and if it is meant."""
+
+    def find(parser):  # -> [(option, text, bool)]
+        found = []
+        for action in parser._actions:
+            assert action.type not in (int, float), f"{action.dest} has no limits"
+            if limits := getattr(action.type, "limits", None):
+                name = action.option_strings[0]
+                found += [(name, text, is_meant(text, *limits)) for text in NUMBERS]
+        return found
+
+    return find
 
 
 FOLDERS = ("in/", "out", "grad", "cfg/")

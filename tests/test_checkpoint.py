@@ -316,7 +316,7 @@ def test_round_trips(tmp_path, dialect, options):
     p = model(**options)
     path = checkpoint.save(tmp_path / "x", p, dialect)
     loaded, description = checkpoint.inspect(path)
-    assert description["dialect"] == dialect.removesuffix("-scan")
+    assert description["dialect"] == dialect.split("-")[0]
     assert description["heads"] == 3
     if dialect.startswith("big_vision") and "cls" in p:
         # Class token and its position are one array there: their sum is kept, to the bit.

@@ -3,9 +3,12 @@
 import gzip
 import hashlib
 import io
+import json
 import re
 import struct
 import tarfile
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +86,18 @@ def test_broken_files(folder, content, message):
     assert str(path) in str(error.value)
 
 
+@pytest.mark.parametrize("content", [b"\0" * 10**6, gzip.compress(bytes(500_000), mtime=0)])
+def test_files_that_are_much_too_large(folder, content):
+    """What is foreign is not unpacked: half a megabyte in 500 bytes, 4 bytes are expected."""
+    path = folder / "labels.gz"
+    path.write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"labels.gz (holds 1,000,000|starts with)"):
+        datasets.read_idx(path, (4,))
+    assert tracemalloc.get_traced_memory()[1] < 2 * 10**5
+    tracemalloc.stop()
+
+
 def test_missing_file(folder):
     with pytest.raises(FileNotFoundError, match=r"train-images.*missing.*MINIVIT_DATA"):
         datasets.load("fashion-mnist")
@@ -102,7 +117,7 @@ def small(**changes):
         ({"train_labels": np.array([0, 2])}, "train label 2 is outside 0 to 1"),
         ({"test_labels": np.array([-1, 0])}, "test label -1 is outside 0 to 1"),
         ({"train_images": np.zeros((0, 4, 4, 1))}, "no train images"),
-        ({"test_labels": np.array([0])}, "2 test images, 1 labels"),
+        ({"test_labels": np.array([0])}, "2 test images, 1 label$"),
     ],
 )
 def test_check(changes, message):
@@ -241,6 +256,23 @@ def test_cifar_that_is_missing_or_changed(tmp_path, monkeypatch):
         datasets.load("cifar-10")
 
 
+def test_cifar_that_lacks_something(tmp_path, monkeypatch):
+    """A file of the archive, or a part of it: one error that names the archive."""
+    path = cifar_archive(tmp_path, 10, monkeypatch)
+    name, found, train, test, names = datasets.CIFAR[10]
+    monkeypatch.setitem(datasets.CIFAR, 10, (name, found, train, "absent.bin", names))
+    with pytest.raises(ValueError, match=r"tar\.gz is damaged .*absent\.bin.*; get it again"):
+        datasets.load("cifar-10")
+    monkeypatch.setitem(datasets.CIFAR, 10, (name, found, train, names, names))
+    with pytest.raises(ValueError, match=r"no whole number of images; get it again"):
+        datasets.load("cifar-10")
+    path.write_bytes(gzip.compress(b"no archive"))
+    digest = hashlib.md5(path.read_bytes()).hexdigest()
+    monkeypatch.setitem(datasets.CIFAR, 10, (name, digest, train, test, names))
+    with pytest.raises(ValueError, match=r"tar\.gz is damaged"):
+        datasets.load("cifar-10")
+
+
 def test_official_checksums():
     """As www.cs.toronto.edu/~kriz/cifar.html states them for the binary versions."""
     assert datasets.CIFAR[10][1] == "c32a1d4ab5d03f1284b67883e8d87530"
@@ -263,3 +295,111 @@ def test_few_and_held_out():
     assert len(datasets.hold_out(whole, 0.001, 0)[1]) == 1
     with pytest.raises(ValueError, match=r"share of 0.9999 leaves nothing of 300"):
         datasets.hold_out(whole, 0.9999, 0)
+    for share in (0, 1, -0.1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="must be above 0 and below 1"):
+            datasets.hold_out(whole, share, 0)
+
+
+def test_no_class_is_lost():
+    """Held out altogether, or asked for more often than it is there: named."""
+    images = np.zeros((20, 4, 4, 1), np.uint8)
+    labels = np.array([0] + 19 * [1])
+    rare = small(train_images=images, train_labels=labels)
+    seed = next(
+        s
+        for s in range(99)
+        if np.random.default_rng([s, datasets.SPLIT, 1]).permutation(20)[0] == 0
+    )
+    with pytest.raises(ValueError, match="leaves no training image of a; choose a smaller"):
+        datasets.hold_out(rare, 0.05, seed)
+    with pytest.raises(ValueError, match="class a has 1 training image, 2 a class"):
+        datasets.few(rare, 2, 0)
+    with pytest.raises(ValueError, match="class 0 has 1 training image, 2 a class"):
+        datasets.draw_shots(labels, 2, 2, 0)
+    with pytest.raises(ValueError, match="ask for at least one"):
+        datasets.few(rare, 0, 0)
+
+
+def test_streams_of_random_numbers():
+    """Each use of a seed has a number of its own."""
+    names = "WEIGHTS ORDER DROPOUT AUGMENTATION CORRUPTION SPLIT LOOK TEST DRAWN".split()
+    assert sorted(getattr(datasets, name) for name in names) == list(range(1, 10))
+
+
+def named(*classes):
+    """A data set of these classes, each with one image in both parts."""
+    images = np.zeros((len(classes), 4, 4, 1), np.uint8)
+    labels = np.arange(len(classes), dtype=np.int32)
+    return datasets.Dataset("folder:x", classes, images, labels, images, labels)
+
+
+def test_aligned_by_name():
+    """The order of classes is the checkpoint's; other names, case included, are refused."""
+    ours = named("cat", "cow", "dog")
+    theirs = datasets.aligned(ours, ["dog", "cat", "cow"], "x.npz")
+    assert theirs.classes == ("dog", "cat", "cow")
+    assert [theirs.classes[i] for i in theirs.test_labels] == ["cat", "cow", "dog"]
+    assert theirs.train_labels.tolist() == [1, 2, 0]
+    assert datasets.aligned(ours, list(ours.classes), "x.npz") is ours
+    twice = named("crane", "crane", "dog")  # as ImageNet has it
+    assert datasets.aligned(twice, ["crane", "crane", "dog"], "x.npz") is twice
+    for names, told in (
+        (["Cat", "cow", "dog"], "knows 3 classes, folder:x has 3 classes; only .*: cat; .*: Cat"),
+        (["cat", "dog"], r"x.npz knows 2 classes, folder:x has 3 classes; only folder:x: cow$"),
+        (["cat", "cow", "dog", "emu"], r"only x\.npz: emu$"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            datasets.aligned(ours, names, "x.npz")
+    with pytest.raises(ValueError, match="in another order"):
+        datasets.aligned(twice, ["dog", "crane", "crane"], "x.npz")
+
+
+def test_identity_of_shipped_sets():
+    """By their contents, their options, their names; through JSON, and whatever stands there."""
+    fashion = datasets.load("fashion-mnist", parts=("test",))
+    assert fashion.train_images.shape == (0, 28, 28, 1)
+    # CRC-32 of the test part's two files, unpacked.
+    files = ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"]
+    contents = [gzip.decompress((DATA / "fashion-mnist" / f).read_bytes()) for f in files]
+    crc = " ".join(struct.pack("<I", zlib.crc32(c)).hex() for c in contents)
+    assert fashion.parts == {"test": {"contents": crc}}
+    options = [{}, {"seed": 1}, {"size": 16}, {"test": 21}, {"train": 31}, {"labels": "color"}]
+    sets = [datasets.load("shapes", **({"train": 30, "test": 20} | o)) for o in options]
+    assert len({d.fingerprint for d in (*sets, fashion)}) == 7
+    assert small().fingerprint == ""
+    for dataset in (*sets, fashion):
+        datasets.check_identity(json.loads(json.dumps(dataset.identity())), dataset, "x")
+    with pytest.raises(
+        ValueError, match="is not the data set of x: fashion-mnist now, shapes then"
+    ):
+        datasets.check_identity(sets[0].identity(), fashion, "x")
+    with pytest.raises(ValueError, match="8 classes now, 6 then; only now: red"):
+        datasets.check_identity(sets[0].identity(), sets[-1], "x")
+    with pytest.raises(ValueError, match="same names and other contents"):
+        datasets.check_identity(sets[0].identity(), sets[1], "x")
+    for nonsense in (None, [], {}, {"kind": 1, "classes": 2, "parts": 3}, "x"):
+        with pytest.raises(ValueError, match="not the data set of x"):
+            datasets.check_identity(nonsense, fashion, "x")
+
+
+def test_parts_of_other_sets(tmp_path, monkeypatch):
+    """What is asked for is the same, and for drawn sets the rest is not drawn."""
+    both, test = (
+        datasets.load("shapes", train=9, test=8, parts=p) for p in (("train", "test"), ("test",))
+    )
+    np.testing.assert_array_equal(both.test_images, test.test_images)
+    assert test.train_images.shape == (0, 32, 32, 3)
+    datasets.check_identity(both.identity(), test, "x")
+    cifar_archive(tmp_path, 10, monkeypatch)
+    assert len(datasets.load("cifar-10", parts=("test",)).test_images) == 3
+    at = datasets.load_at("shapes", (8, 8), channels=1, strict=True, train=9, test=8)
+    np.testing.assert_array_equal(at.train_images, both.train_images)
+
+
+@pytest.mark.parametrize(
+    "options", [{"size": 10**9}, {"train": 10**60}, {"test": 0}, {"train": -1}]
+)
+def test_drawn_sets_that_cannot_be(options):
+    """No memory suffices, or nothing to draw: one line, before anything is drawn."""
+    with pytest.raises(ValueError, match=r"GiB of memory, the machine has|must be at least 1"):
+        datasets.load("shapes", **options)

@@ -194,7 +194,7 @@ def files(tmp_path, monkeypatch):
         images[80:].astype("u1"),
         labels[80:],
     )
-    monkeypatch.setattr(datasets, "load", lambda name: few)
+    monkeypatch.setattr(datasets, "load", lambda name, **_: few)
     variant = variants.Variant("x", 4, 16, 24, 2, 1)
     p = params.initialise(variant, 0, image_size=8, channels=1, classes=2)
     p["head"]["kernel"] = rng.standard_normal((16, 2)).astype("float32")

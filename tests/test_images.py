@@ -2,8 +2,12 @@
 
 import argparse
 import io
+import struct
 import sys
+import threading
+import time
 import warnings
+import zlib
 
 import numpy as np
 import pytest
@@ -111,11 +115,227 @@ def test_what_cannot_be_read(tmp_path):
 
 
 def test_decompression_bombs(tmp_path, monkeypatch):
+    """Pillow's limit, without its filters of warnings, and a way to raise it beyond its double."""
     Image.new("1", (200, 200)).save(tmp_path / "x.png")
     for limit in (30_000, 10_000):  # Pillow warns above the limit, and refuses above its double
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        with pytest.raises(images.ImageError, match="too large to be decoded safely"):
+        with pytest.raises(images.ImageError, match="too large to be decoded safely") as error:
             images.read(tmp_path / "x.png")
+        assert f"200x200 pixels are too large to be decoded safely, the limit is {limit:,}" in str(
+            error.value
+        )
+        assert "MINIVIT_MAX_PIXELS=40000 " in str(error.value)
+        assert "attack" not in str(error.value)
+    monkeypatch.setenv("MINIVIT_MAX_PIXELS", "40000")
+    assert images.read(tmp_path / "x.png").shape == (200, 200, 3)
+    monkeypatch.setenv("MINIVIT_MAX_PIXELS", "1e9")
+    with pytest.raises(images.ImageError, match="MINIVIT_MAX_PIXELS is 1e9, not a whole number"):
+        images.read(tmp_path / "x.png")
+
+
+def chunk(kind, data, checksum=None):
+    """One of a PNG; its checksum is right unless another is given."""
+    checksum = zlib.crc32(kind + data) if checksum is None else checksum
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+
+def segment(marker, data):
+    """One of a JPEG."""
+    return b"\xff" + bytes([marker]) + struct.pack(">H", len(data) + 2) + data
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
+
+
+def encoded(kind, **options):
+    """PIXELS as a file of some format."""
+    buffer = io.BytesIO()
+    Image.fromarray(PIXELS).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def damaged():
+    """Files whose pixels are whole, and something beside them is not."""
+    png, jpg, webp = encoded("PNG"), encoded("JPEG"), encoded("WEBP", lossless=True)
+    head, rest, body, end = png[:33], png[33:], png[:-12], png[-12:]
+    bomb = zlib.compress(bytes(5_000_000))
+    for name, inner in {
+        "text": chunk(b"tEXt", b"a\0b", 1),
+        "large_text": chunk(b"zTXt", b"a\0\0" + bomb),
+        "profile": chunk(b"iCCP", b"a\0\0" + bomb),
+        "exif": chunk(b"eXIf", b"II*\0\xff\xff\xff\xff"),
+        "no_exif": chunk(b"eXIf", b"garbage"),
+        "gamma": chunk(b"gAMA", b""),
+        "unknown": chunk(b"\0\0\0\0", b""),
+        "animation": chunk(b"acTL", b"ab"),
+    }.items():
+        yield f"png_{name}", png, head + inner + rest
+    yield "png_late_exif", png, body + chunk(b"eXIf", b"garbage") + end
+    yield "png_late_cut", png, body + chunk(b"tEXt", b"a\0" + bytes(50))[:30]
+    yield "png_no_end", png, body
+    for name, inner in {
+        "exif": segment(0xE1, b"Exif\0\0II*\0\xff\xff\xff\xff"),
+        "no_exif": segment(0xE1, b"Exif\0\0garbage"),
+        "profile": segment(0xE2, b"ICC_PROFILE\0\1"),
+        "more_pictures": segment(0xE2, b"MPF\0garbage"),
+        "jfif": segment(0xE0, b"JFIF\0"),
+        "adobe": segment(0xEE, b"Adobe"),
+        "nothing": bytes(3),
+    }.items():
+        yield f"jpg_{name}", jpg, jpg[:2] + inner + jpg[2:]
+    yield "jpg_no_end", jpg, jpg[:-2]
+    yield "webp_cut", webp, encoded("WEBP", lossless=True, exif=b"Exif\0\0" + bytes(90))[:-40]
+    yield "webp_exif", webp, encoded("WEBP", lossless=True, exif=b"Exif\0\0garbage")
+
+
+DAMAGED = [pytest.param(*files, id=name) for name, *files in damaged()]
+
+
+@pytest.mark.parametrize(("whole", "content"), DAMAGED)
+def test_damage_beside_the_pixels(whole, content, tmp_path):
+    """No picture is lost for it, and its pixels are those of the undamaged file."""
+    (tmp_path / "x").write_bytes(content)
+    with Image.open(io.BytesIO(whole)) as picture:
+        expected = np.asarray(picture.convert("RGB"))
+    np.testing.assert_array_equal(images.read(tmp_path / "x"), expected)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_lost_pixels(kind, tmp_path):
+    """Wherever a file is cut within its pixels, it is refused and not filled with grey."""
+    content = encoded(kind)
+    for end in (*range(len(content) // 2, len(content) - 40, 37), len(content) - 40):
+        (tmp_path / "x").write_bytes(content[:end])
+        with pytest.raises(images.ImageError, match="x cannot be read: "):
+            images.read(tmp_path / "x")
+
+
+def test_a_damaged_picture_still_stands_upright(tmp_path):
+    """What mending leaves out is not the orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    png = encoded("PNG", exif=exif)
+    (tmp_path / "x").write_bytes(png[:33] + chunk(b"gAMA", b"") + png[33:])
+    np.testing.assert_array_equal(images.read(tmp_path / "x"), np.rot90(PIXELS, -1))
+    jpg = encoded("JPEG", exif=exif)
+    (tmp_path / "x").write_bytes(jpg[:2] + segment(0xEE, b"Adobe") + jpg[2:])
+    assert images.read(tmp_path / "x").shape == (32, 24, 3)
+
+
+def test_no_other_program_is_started(tmp_path, monkeypatch):
+    """An EPS that is called a PNG would be given to Ghostscript."""
+    from PIL import EpsImagePlugin
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("started"))
+    (tmp_path / "x.png").write_bytes(encoded("EPS"))
+    with pytest.raises(images.ImageError, match="it is not a picture that Pillow knows"):
+        images.read(tmp_path / "x.png")
+
+
+def test_what_is_said_of_a_fault(tmp_path, monkeypatch):
+    """Never an empty reason; HEIC with its remedy; memory is no fault of the picture."""
+    Image.new("L", (2, 2)).save(tmp_path / "x.png")
+    (tmp_path / "phone.jpg").write_bytes(b"\0\0\0\x18ftypheic" + bytes(40))
+    with pytest.raises(images.ImageError, match=r"phone\.jpg .* HEIC.* pip install pillow-heif"):
+        images.read(tmp_path / "phone.jpg")
+    (tmp_path / "\33[31m\n.png").write_bytes(b"")
+    with pytest.raises(images.ImageError, match="empty") as error:
+        images.read(tmp_path / "\33[31m\n.png")
+    assert r"\x1b[31m\n.png cannot" in str(error.value)
+    (tmp_path / "link.png").symlink_to(tmp_path / "gone")
+    with pytest.raises(images.ImageError, match=r"link\.png is a link to nothing"):
+        images.read(tmp_path / "link.png")
+
+    def fail(error):
+        def flat(*_):
+            raise error
+
+        monkeypatch.setattr(images, "flat", flat)
+
+    fail(RuntimeError())
+    with pytest.raises(images.ImageError, match=r"x\.png cannot be read: RuntimeError"):
+        images.read(tmp_path / "x.png")
+    for error in (MemoryError(), OSError("out of memory error when reading image file")):
+        fail(error)
+        with pytest.raises(MemoryError):
+            images.read(tmp_path / "x.png")
+
+
+def test_large_jpegs_are_decoded_smaller(tmp_path):
+    """An eighth of the pixels gives the same picture, but for rounding within its blocks."""
+    smooth = Image.fromarray(PIXELS).resize((1600, 1200), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    for orientation in (1, 6):
+        exif[0x0112] = orientation
+        smooth.save(tmp_path / "x.jpg", quality=95, exif=exif)
+        whole = images.resize_and_crop(images.read(tmp_path / "x.jpg"), 32, 48).astype(int)
+        assert np.abs(images.read_at(tmp_path / "x.jpg", (32, 48)) - whole).max() <= 4
+    drafts = []
+
+    class Picture:
+        width, height = 1600, 1200
+
+        def draft(self, mode, size):
+            drafts.append(size)
+
+    for size in ((32, 48), (224, 224), (600, 600), (1200, 1600)):
+        images.shrink(Picture(), size, 1)
+    assert drafts == [(133, 100), (800, 600)]  # by 12 and by 2; never below twice what is needed
+
+
+def test_room_for_pixels():
+    """Threads together never hold more than allowed, and a larger picture is decoded alone."""
+    room, held, most, lock = images.Room(100), [], [], threading.Lock()
+
+    def work(pixels):
+        with room.take(pixels):
+            with lock:
+                held.append(pixels)
+                most.append(sum(held))
+            time.sleep(0.002)
+            with lock:
+                held.remove(pixels)
+
+    sizes = [30, 70, 250, 10, 60, 100, 90, 20] * 3
+    threads = [threading.Thread(target=work, args=(n,)) for n in sizes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == len(sizes)
+    assert max(n for n in most if n != 250) <= 100
+    assert room.used == 0
+
+
+def test_sizes_beyond_all_memory(tmp_path):
+    """Before any pixel is decoded, with both numbers."""
+    Image.new("L", (2, 2)).save(tmp_path / "x.png")
+    for size in ((10**9, 10**6), (int("9" * 60), 7)):
+        with pytest.raises(ValueError, match=r"GiB of memory, the machine has"):
+            images.read_at(tmp_path / "x.png", size)
+        with pytest.raises(ValueError, match=r"2 images of .*GiB of memory, the machine has"):
+            datasets.resize(np.zeros((2, 4, 4, 1), np.uint8), *size)
+
+
+def test_content_decides_what_is_a_picture(tmp_path):
+    """Whatever its ending; what is nothing else than called a picture is told when it is read."""
+    for name in ("a.dat", "b", "c.txt"):
+        Image.new("L", (2, 2)).save(tmp_path / name, "PNG")
+    for name in ("d.txt", "P5 is a road.md", "e.heic"):
+        (tmp_path / name).write_bytes(b"P5 is a road")
+    (tmp_path / "f.jpg").write_bytes(b"")
+    assert [p.name for p in images.find([tmp_path])] == ["a.dat", "b", "c.txt", "f.jpg"]
+    for name in ("a.dat", "b", "c.txt", "f.jpg"):
+        (tmp_path / name).unlink()
+    with pytest.raises(images.ImageError, match=r"no picture, only 3 other files: .*1 \.heic"):
+        list(images.find([tmp_path]))
+
+
+def test_folders_that_lead_back(tmp_path):
+    """Links to folders are followed, each folder once."""
+    Image.new("L", (2, 2)).save(tmp_path / "a.png")
+    (tmp_path / "back").symlink_to(tmp_path)
+    assert [p.name for p in images.find([tmp_path])] == ["a.png"]
 
 
 def test_crop_is_height_then_width():
@@ -133,6 +353,44 @@ def test_crop_is_height_then_width():
     assert thin.shape == (224, 224, 3)
     official = images.resize_and_crop(ramp.repeat(3, 2), 224, 224)
     assert official.shape == (224, 224, 3)
+
+
+SIDES = (28, 56, 112, 224, 384, 392, 448, 512)
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("crop", [1, 7 / 8])
+def test_a_box_lies_within_its_picture(side, crop):
+    """Every short side to 5,000, upright, lying and square: rounding takes the box nowhere else."""
+    for short in range(1, 5001):
+        for h, w in ((short, short), (short, 4 * short // 3), (4 * short // 3, short)):
+            left, top, right, bottom = images.crop_box(h, w, side, side, crop)
+            assert 0 <= left < right <= w
+            assert 0 <= top < bottom <= h
+            # A few roundings of numbers as large as the picture.
+            assert abs(right - left - crop * min(h, w)) <= 1e-15 * 4 * w
+            assert abs(left + right - w) <= 1e-15 * w
+
+
+@pytest.mark.parametrize("short", [29, 58, 116, 232, 450, 464, 900, 928])
+def test_sides_that_round_up(short):
+    """224 * (450 / 224) is above 450: ordinary pictures of 600x450 were refused."""
+    image = np.full((short, 4 * short // 3, 1), 7, np.uint8)
+    for each in (image, image.transpose(1, 0, 2)):
+        for side in (28, 56, 112, 224, 448):
+            assert (images.resize_and_crop(each, side, side, crop=1) == 7).all()
+
+
+def test_a_picture_that_cannot_be_resized_is_named(tmp_path, monkeypatch):
+    """Whatever goes wrong is of this picture, so that those after it are still looked at."""
+    Image.new("L", (3, 2)).save(tmp_path / "x.png")
+
+    def fail(*_):
+        raise ValueError("no box")
+
+    monkeypatch.setattr(images, "crop_box", fail)
+    with pytest.raises(images.ImageError, match=r"x\.png cannot be .*no box"):
+        images.read_at(tmp_path / "x.png", (2, 2))
 
 
 def test_finding_pictures(tmp_path):
@@ -297,7 +555,7 @@ def test_probe_on_the_command_line(tmp_path, capsys, monkeypatch):
         for a in (whole.train_images, whole.train_labels, whole.test_images, whole.test_labels)
     ]
     few = datasets.Dataset("few", whole.classes, *few)
-    monkeypatch.setattr(datasets, "load", lambda name: few)
+    monkeypatch.setattr(datasets, "load", lambda name, **_: few)
     p = params.initialise(variants.parse("tiny"), 0, image_size=28, channels=1, classes=10)
     path = str(checkpoint.save(tmp_path / "x.npz", p))
     assert finetune.main([path, "--image-size", "28", "14x28"]) == 0

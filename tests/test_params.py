@@ -130,3 +130,18 @@ def test_wrong_sizes(wrong):
 def test_tree_map_takes_several_trees():
     total = tree_map(lambda a, b: a + b, {"x": {"y": 1}}, {"x": {"y": 2}})
     assert total == {"x": {"y": 3}}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_name_is_a_leaf_or_a_folder(order):
+    """Whichever of the two comes first, it is named."""
+    flat = dict([("cls", np.ones(1)), ("cls/a/b", np.ones(1))][::order])
+    with pytest.raises(ValueError, match=r"cls/a/b goes through the array cls|cls is an array and"):
+        unflatten(flat)
+
+
+def test_empty_and_odd_names():
+    """An empty name is a name; a raised two is no number."""
+    tree = {"": {"": np.ones(1), "x": np.zeros(1)}, "x": np.ones(2), "²": np.ones(3)}
+    equal(unflatten(flatten(tree)), tree)
+    assert len(flatten(tree)) == 4

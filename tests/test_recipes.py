@@ -86,8 +86,13 @@ def test_errors_name_what_there_is():
 
 def test_listing(capsys):
     """One line each, and only what differs from the defaults."""
-    assert recipes.main() == 0
+    assert recipes.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(recipes.RECIPES)
     assert "epochs 14" in next(line for line in lines if "H/14" in line)
     assert "mixup" not in lines[0]
+
+
+def test_arguments_that_it_has_not(refusal):
+    """One line, as everywhere."""
+    assert "unrecognized arguments: junk" in refusal(recipes.main, ["junk"])

@@ -1,16 +1,23 @@
 """An interrupted run goes on as if nothing had happened (TRN-02, TRN-12, TRN-13)."""
 
+import json
+import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from minivit import checkpoint, states, train
+from minivit import checkpoint, datasets, evaluate, states, train
 from minivit.engine_jax import JaxEngine
 from minivit.engine_numpy import NumPyEngine
+from minivit.loop import Run
 
 ENGINES = {"jax": JaxEngine, "numpy": NumPyEngine}
 # Everything that has a state: moments, averages, dropout, augmentation, validation, metrics.
@@ -21,9 +28,18 @@ MASKED = ["--tiny", "--objective", "mean-color", "--steps", "12", "--batch-size"
 MASKED += ["--checkpoint-every", "5", "--log-every", "4", "--flip"]
 
 
+LOAD = datasets.load
+
+
 @pytest.fixture(autouse=True)
 def small_data(little_data):
     little_data(100, 20)
+
+
+@pytest.fixture
+def real_data(small_data, monkeypatch):
+    """Data sets as they are."""
+    monkeypatch.setattr(datasets, "load", LOAD)
 
 
 class Killed(BaseException):
@@ -136,23 +152,206 @@ RECORD = {"rows": [], "pending": [], "best_accuracy": 0.5, "since_best": 1}
 
 
 def test_damaged_states_are_put_aside(tmp_path):
-    """They are not counted among the two that are kept; what does not fit is damaged too."""
+    """They are not counted among the two that are kept, and go with the others at the end."""
     like = {"weights": np.zeros(3)}
-    for step, tree, record in (
-        (4, {"weights": np.arange(3.0)}, RECORD),
-        (6, {"weights": np.arange(4.0)}, RECORD),
-    ):
-        states.write(tmp_path, step, tree, record)
-    with pytest.warns(UserWarning, match=r"state-6.npz is passed over: it has no weights of shape"):
+    for step in (4, 6):
+        states.write(tmp_path, step, {"weights": np.arange(3.0)}, RECORD)
+    (tmp_path / "state-6.npz").write_bytes(b"PK\x03\x04 and then nothing")
+    with pytest.warns(UserWarning, match=r"state-6.npz is damaged .* is passed over"):
         step, tree, record = states.newest(tmp_path, like)
     assert (step, record) == (4, RECORD)
     np.testing.assert_array_equal(tree["weights"], np.arange(3.0))
     assert (tmp_path / "state-6.npz.damaged").exists()
     states.write(tmp_path, 5, {"weights": np.arange(3.0)}, RECORD)
     assert [step for step, _ in states.numbered(tmp_path)] == [5, 4]
-    states.write(tmp_path, 6, {"weights": np.arange(3.0)}, {"rows": []})
-    with pytest.warns(UserWarning, match="its record lacks best_accuracy, pending, since_best"):
-        assert states.newest(tmp_path, like)[0] == 5
+    states.remove(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_that_can_be_read_is_not_damaged(tmp_path):
+    """One that does not fit is somebody's: an error, and it stays."""
+    states.write(tmp_path, 4, {"weights": np.arange(3.0)}, RECORD)
+    states.write(tmp_path, 6, {"weights": np.arange(4.0)}, RECORD)
+    np.savez(tmp_path / "state-9.npz", weights=np.zeros(3))
+    before = files(tmp_path)
+    for like, message in (
+        ({"weights": np.zeros(3)}, r"state-9.npz is no state of a run"),
+        (
+            {"weights": np.zeros(3)},
+            r"state-6.npz: its weights is of shape \[4\], this run's of \[3",
+        ),
+        ({"bias": np.zeros(3)}, r"state-6.npz has no bias"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            states.newest(tmp_path, like)
+        assert files(tmp_path) == before
+        (tmp_path / "state-9.npz").unlink(missing_ok=True)
+        before.pop("state-9.npz", None)
+    states.write(tmp_path, 7, {"weights": np.arange(3.0)}, {"rows": []})
+    with pytest.raises(ValueError, match="its record lacks best_accuracy, pending, since_best"):
+        states.newest(tmp_path, like)
+
+
+def interrupted(folder, *options, at=6):
+    """A run of the NumPy twin that was killed at a step."""
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(at, NumPyEngine, patch)
+        with pytest.raises(Killed):
+            train.main([*RICH, "--backend", "numpy", "--output", str(folder), *map(str, options)])
+
+
+EDITS = {
+    "steps": [(0, "--steps is 0; it must be at least 1"), ("many", "--steps is many, not a whole")],
+    "dropout": [(float("nan"), "--dropout is nan"), (1, "--dropout is 1; it must be")],
+    "flip": [("yes", "--flip is yes, neither true nor false")],
+    "loss": [
+        ("hinge", "--loss is hinge; choose one of softmax, sigmoid"),
+        (None, "--loss is miss"),
+    ],
+    "image_size": [([28, 0], "--image-size is 28x0"), ([28, 30], "not divisible by patch 7x7")],
+    "seed": [(-1, "--seed is -1"), (2.5, "--seed is 2.5, not a whole number")],
+    "chunk": [(4, "--chunk 4 needs --backend jax")],
+    "corrupt": [(0.5, "--corrupt 0.5 needs a masked")],
+    "accumulate": [(5, "--accumulate 5 does not divide 16 images")],
+    "data": [(None, "is damaged")],
+}
+
+
+def test_an_edited_record_passes_the_same_checks(tmp_path, refusal):
+    """Whatever stands in run.json is checked as if it had been typed, and nothing is touched."""
+    interrupted(tmp_path / "a")
+    path = tmp_path / "a" / "run.json"
+    record, before = json.loads(path.read_text()), files(tmp_path / "a")
+    for name, values in EDITS.items():
+        for value, message in values:
+            path.write_text(json.dumps(record | {name: value}))
+            line = refusal(train.main, ["--resume", tmp_path / "a"])
+            assert message in line
+            assert "run.json" in line
+            assert files(tmp_path / "a") == before
+
+
+@pytest.mark.filterwarnings("default")
+def test_all_states_damaged(tmp_path, refusal, capsys):
+    """After Ctrl-C there is a checkpoint too; that run has not ended and begins again."""
+    options = [*RICH, "--backend", "numpy", "--output"]
+    assert train.main([*options, str(tmp_path / "a")]) == 0
+    interrupted(tmp_path / "b")
+    for _, path in states.numbered(tmp_path / "b"):
+        path.write_bytes(b"")
+    (tmp_path / "b" / "checkpoint.npz").write_bytes(b"of Ctrl-C")
+    assert train.main(["--resume", str(tmp_path / "b")]) == 0
+    assert "goes on after step 0 of 12" in capsys.readouterr().out
+    assert files(tmp_path / "b") == files(tmp_path / "a")
+    assert "that run has ended" in refusal(train.main, ["--resume", tmp_path / "b"])
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Makes a folder of pictures of two classes."""
+
+    def make(name="photos", classes=("cat", "dog"), count=30):
+        for label, folder in enumerate(tmp_path / name / c for c in classes):
+            folder.mkdir(parents=True)
+            for i in range(count):
+                pixels = np.random.default_rng([label, i]).integers(0, 256, (9, 9, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{i}.png")
+        return tmp_path / name
+
+    return make
+
+
+def add_a_class(photos):
+    shutil.copytree(photos / "cat", photos / "owl")
+
+
+def add_a_picture(photos):
+    shutil.copy(photos / "cat" / "3.png", photos / "cat" / "90.png")
+
+
+def rename_a_class(photos):
+    (photos / "cat").rename(photos / "eel")
+
+
+def exchange_a_picture(photos):
+    Image.new("RGB", (9, 9), "red").save(photos / "dog" / "5.png")
+
+
+@pytest.mark.usefixtures("real_data")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (add_a_class, "3 classes now, 2 then"),
+        (add_a_picture, "cat has"),
+        (rename_a_class, "only now: eel"),
+        (exchange_a_picture, "other contents"),
+    ],
+)
+def test_another_data_set_is_refused(change, message, photos, tmp_path, refusal):
+    """With the difference named, before anything is touched; and with the old one it goes on."""
+    data, whole, killed = photos(), tmp_path / "whole", tmp_path / "killed"
+    shutil.copytree(data, tmp_path / "copy")
+    command = ["--dataset", f"folder:{data}"]
+    options = [*RICH, "--backend", "numpy", *command]
+    assert train.main([*options, "--output", str(whole)]) == 0
+    interrupted(killed, *command)
+    before = files(killed)
+    change(data)
+    line = refusal(train.main, ["--resume", killed])
+    assert str(killed) in line
+    assert message in line
+    assert files(killed) == before
+    shutil.rmtree(data)
+    (tmp_path / "copy").rename(data)
+    assert train.main(["--resume", str(killed)]) == 0
+    assert files(killed) == files(whole)
+
+
+@pytest.mark.usefixtures("real_data")
+def test_data_that_moved(photos, tmp_path, refusal, monkeypatch):
+    """A relative path is found from elsewhere; after a move, where the command line says."""
+    data, whole, killed = photos(), tmp_path / "whole", tmp_path / "killed"
+    monkeypatch.chdir(tmp_path)
+    command = ["--dataset", "folder:photos"]
+    options = [*RICH, "--backend", "numpy", *command]
+    assert train.main([*options, "--output", str(whole)]) == 0
+    for at in (5, 9):
+        interrupted(killed / str(at), *command, at=at)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert train.main(["--resume", str(killed / "5")]) == 0
+    assert files(killed / "5") == files(whole)
+    data.rename(tmp_path / "elsewhere" / "moved")
+    line = refusal(train.main, ["--resume", killed / "9"])
+    assert "photos does not exist" in line
+    assert "--dataset folder:PLACE says where it is now" in line
+    other = photos("other", count=29)
+    line = refusal(train.main, ["--resume", killed / "9", "--dataset", f"folder:{other}"])
+    assert str(killed / "9") in line
+    line = refusal(train.main, ["--resume", killed / "9", "--dataset", "fashion-mnist"])
+    assert "--dataset is fashion-mnist, but the run in" in line
+    assert train.main(["--resume", str(killed / "9"), "--dataset", "folder:moved"]) == 0
+    assert files(killed / "9") == files(whole)
+
+
+@pytest.mark.usefixtures("real_data")
+@pytest.mark.filterwarnings("default")
+def test_the_split_belongs_to_the_data(photos, tmp_path, capsys):
+    """Whatever the seed, train and evaluate test on the same pictures, none of them trained on."""
+    data = f"folder:{photos()}"
+    for seed in ("0", "1"):
+        output = tmp_path / seed
+        command = ["--tiny", "--backend", "numpy", "--dataset", data, "--seed", seed]
+        command += ["--steps", "30", "--batch-size", "16", "--output", str(output)]
+        assert train.main(command) == 0
+        said = capsys.readouterr().out
+        trained = re.search(r"all +(\S+)% of (\d+) test images", said).groups()
+        loss = re.search(r"loss +(\S+)", said)[1]
+        command = ["--backend", "numpy", "--checkpoint", str(output / "checkpoint.npz")]
+        assert evaluate.main([*command, "--dataset", data]) == 0
+        said = capsys.readouterr().out
+        assert re.search(r"top-1 +(\S+)% of (\d+) test images", said).groups() == trained
+        assert re.search(r"loss +(\S+)", said)[1] == loss
 
 
 @pytest.mark.parametrize(
@@ -246,21 +445,46 @@ def test_resuming_a_fine_tuning(tmp_path, monkeypatch, capsys):
     assert files(second) == files(tmp_path / "whole")
 
 
+def last_line(arguments, capsys):  # -> what was said last to standard error
+    """Of a run that ends with status 2."""
+    assert train.main(arguments) == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_full_disk_while_metrics_are_written(tmp_path, monkeypatch, capsys):
+    """Which the system tells without a file: the run's folder is named, and how to go on."""
+    options = [*RICH, "--backend", "numpy", "--output"]
+    assert train.main([*options, str(tmp_path / "a")]) == 0
+    with monkeypatch.context() as patch:
+
+        def full(*_):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(Run, "write", full)
+        line = last_line([*options, str(tmp_path / "b")], capsys)
+    assert f"{tmp_path / 'b'}: No space left on device" in line
+    assert f"--resume {tmp_path / 'b'}" in line
+    assert train.main(["--resume", str(tmp_path / "b")]) == 0
+    assert files(tmp_path / "b") == files(tmp_path / "a")
+
+
 def test_a_full_disk_leaves_the_last_state(tmp_path, monkeypatch, capsys):
     """The error names the disk's fault, no half file is left, and the run can go on."""
     options = [*RICH, "--backend", "numpy", "--output"]
     assert train.main([*options, str(tmp_path / "a")]) == 0
-    plain = checkpoint.write
+    plain = os.replace
 
-    def full(path, content):
-        if path.name == "state-8.npz":
-            raise OSError(28, "No space left on device", str(path))
-        return plain(path, content)
+    def full(source, target):
+        if Path(target).name == "state-8.npz":
+            raise OSError(28, "No space left on device")
+        return plain(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write", full)
-        assert train.main([*options, str(tmp_path / "b")]) == 2
-    assert "No space left on device" in capsys.readouterr().err
+        patch.setattr(os, "replace", full)
+        line = last_line([*options, str(tmp_path / "b")], capsys)
+    assert f"{tmp_path / 'b' / 'state-8.npz'}: " in line
+    assert "free some space" in line
+    assert "--resume" in line
     assert [step for step, _ in states.numbered(tmp_path / "b")] == [4]
     assert train.main(["--resume", str(tmp_path / "b")]) == 0
     assert files(tmp_path / "b") == files(tmp_path / "a")

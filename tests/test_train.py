@@ -1,6 +1,7 @@
 """The command line: what it writes, and what it says to wrong input."""
 
 import csv
+import os
 import re
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minivit import checkpoint, datasets, options, recipes, train
+from minivit import checkpoint, datasets, options, recipes, states, train
 from minivit.in_numpy import vit
 from minivit.params import flatten, is_head
 
@@ -34,7 +35,7 @@ def read_metrics(folder):
 def test_what_a_run_writes(backend, tmp_path, capsys):
     assert train.main([*SHORT, "--backend", backend, "--output", str(tmp_path / "a b")]) == 0
     folder = tmp_path / "a b"
-    names = ["checkpoint.npz", "curves.png", "examples.png", "metrics.csv", "run.json"]
+    names = [".lock", "checkpoint.npz", "curves.png", "examples.png", "metrics.csv", "run.json"]
     assert sorted(p.name for p in folder.iterdir()) == names
     p = checkpoint.load(folder / "checkpoint.npz")
     assert "Transformer/encoderblock_3/MlpBlock_3/Dense_1/bias" in flatten(p)
@@ -123,80 +124,243 @@ def test_default_folders_do_not_overwrite(tmp_path, monkeypatch):
     assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "X/16"], "unknown variant 'X/16'"),
-        (["--model", "Ti/16", "--image-size", "30"], "image 30x30 is not divisible by patch 16x16"),
-        (["--tiny", "--steps", "-5"], "--steps is -5; it must be at least 1 and below inf"),
-        (["--tiny", "--steps", "0"], "--steps is 0"),
-        (["--tiny", "--batch-size", "0"], "--batch-size is 0"),
-        (["--tiny", "--batch-size", "70000"], "--batch-size 70000 exceeds 60000"),
-        (["--tiny", "--learning-rate", "-1"], "--learning-rate is -1"),
-        (["--tiny", "--learning-rate", "nan"], "--learning-rate is nan"),
-        (["--tiny", "--dropout", "1"], "--dropout is 1"),
-        (["--tiny", "--label-smoothing", "2"], "--label-smoothing is 2"),
-        (["--tiny", "--steps", "5", "--warmup-steps", "9"], "--warmup-steps 9"),
-        (["--tiny", "--dataset", "cats"], "unknown data set 'cats'"),
-        (["--tiny", "--seed", "-1"], "--seed is -1"),
-        (["--tiny", "--learning-rate", "inf"], "--learning-rate is inf"),
-        (["--tiny", "--image-size", "30"], "image 30x30 is not divisible by patch 7x7"),
-        (["--init", "absent.npz"], "absent.npz"),
-        (["--tiny", "--recipe", "best"], "unknown recipe 'best'; choose one of laptop"),
-        (["--tiny", "--recipe", "jft"], "recipe jft is for B/*"),
-        (["--tiny", "--steps", "3", "--epochs", "1"], "give one of them"),
-        (["--tiny", "--epochs", "0"], "--epochs is 0"),
-        (["--tiny", "--accumulate", "3"], "--accumulate 3 does not divide 64 images"),
-        (["--tiny", "--patience", "2"], "--patience 2 needs --validation"),
-        (["--tiny", "--validation", "1"], "--validation is 1"),
-        (["--tiny", "--crop-area", "0"], "--crop-area is 0.0; it must be above 0 and at most 1"),
-        (["--tiny", "--per-class", "9999"], "class 0 has 6000 training images, 9999 a class"),
-        (["--tiny", "--per-class", "2"], "--batch-size 64 exceeds 20 training images"),
-        (["--tiny", "--objective", "pixels", "--mixup", "0.2"], "--mixup is about labels"),
-        (["--tiny", "--objective", "pixels", "--per-class", "5"], "--per-class is about labels"),
-        (["--tiny", "--objective", "pixels", "--validation", "0.1"], "--validation is about"),
-        (["--tiny", "--objective", "pixels", "--loss", "sigmoid"], "--loss is about labels"),
-        (["--tiny", "--objective", "pixels", "--freeze"], "--freeze is about labels"),
-        (["--tiny", "--objective", "pixels", "--corrupt", "0.03"], "corrupts none of 16 patches"),
-        (["--model", "tiny-hybrid", "--objective", "pixels"], "convolutions see their neighbours"),
-        (
-            ["--model", "tiny-resnet", "--dropout", "0.1"],
-            "--dropout 0.1: a ResNet has no such thing",
-        ),
-        (["--model", "tiny-resnet", "--representation"], "a ResNet has no such thing"),
-        (["--tiny", "--backend", "numpy", "--dtype", "bfloat16"], "needs --backend jax"),
-        (["--init", "x.npz", "--head-bias", "-10"], "are for a new model"),
-        (["--model", "tiny/2", "--objective", "downsampled"], "2 pixels cannot be shrunk to 4"),
-        (["--tiny", "--dataset", "shapes:taste"], "unknown labels 'taste'"),
-        (["--tiny", "--dataset", "fashion-mnist:color"], "unknown data set 'fashion-mnist:color'"),
+WRONG = [
+    ("--model X/16", "unknown variant 'X/16'"),
+    ("--model Ti/16 --image-size 30", "image 30x30 is not divisible by patch 16x16"),
+    ("--tiny --steps -5", "--steps is -5; it must be at least 1"),
+    ("--tiny --batch-size 70000", "--batch-size 70000 exceeds 60,000 training"),
+    ("--tiny --learning-rate nan", "--learning-rate is nan; it must be at least 0"),
+    ("--tiny --head-bias nan", "--head-bias is nan"),
+    ("--tiny --crop-area 0", "--crop-area is 0; it must be above 0 and at most 1"),
+    ("--tiny --dropout 1", "--dropout is 1; it must be at least 0 and below 1"),
+    ("--tiny --steps 5 --warmup-steps 9", "--warmup-steps 9 must lie between 0 and --steps 5"),
+    ("--tiny --dataset cats", "unknown data set 'cats'"),
+    ("--tiny --image-size 30", "image 30x30 is not divisible by patch 7x7"),
+    ("--tiny --image-size 70000x7", "--image-size is 70000x7, neither a side nor HEIGHTxWIDTH"),
+    (f"--tiny --image-size {'9' * 60}", "neither a side nor HEIGHTxWIDTH of 1 to 10,000 each"),
+    ("--tiny --image-size 7000", "a batch is 64 images of 7000x7000: try --batch-size 32"),
+    ("--tiny --shift 100000", "--shift 100000 moves images of 28x28 out of sight"),
+    ("--init absent.npz", "absent.npz"),
+    ("--tiny --recipe best", "unknown recipe 'best'; choose one of laptop"),
+    ("--tiny --recipe jft", "recipe jft is for B/*"),
+    ("--tiny --steps 3 --epochs 1", "give one of them"),
+    ("--tiny --accumulate 3", "--accumulate 3 does not divide 64 images"),
+    ("--tiny --per-class 9999", "class T-shirt has 6,000 training images, 9999 a class"),
+    ("--tiny --per-class 2", "--batch-size 64 exceeds 20 training images"),
+    ("--tiny --objective pixels --corrupt 0.03", "corrupts none of 16 patches"),
+    ("--model tiny-hybrid --objective pixels", "convolutions see their neighbours"),
+    ("--model tiny/2 --objective downsampled", "2 pixels cannot be shrunk to 4"),
+    ("--tiny --dataset shapes:taste", "unknown labels 'taste'"),
+    ("--tiny --dataset fashion-mnist:color", "unknown data set 'fashion-mnist:color'"),
+    ("--tiny --stepz 3", "unrecognized arguments: --stepz 3"),
+    ("", "one of the arguments --tiny --model --init --resume is required"),
+]
+# What would have no effect is refused, not passed over.
+IDLE = {
+    "needs --init FILE": ["--tiny --old-grid 4x8", "--tiny --positions corners"],
+    "needs a new model, not --init": ["--init x.npz --head-bias -10", "--init x --representation"],
+    "needs --validation": ["--tiny --patience 2", "--tiny --evaluate-every 2"],
+    "needs a masked --objective": ["--tiny --mosaic-every 2", "--tiny --corrupt 0.5"],
+    "needs labels, which --objective pixels does not use": [
+        f"--tiny --objective pixels {option}"
+        for option in (
+            "--mixup 0.2",
+            "--per-class 5",
+            "--validation 0.1",
+            "--loss sigmoid",
+            "--freeze",
+            "--label-smoothing 0.1",
+            "--head-bias 1",
+            "--representation",
+        )
     ],
-)
-def test_wrong_values(arguments, message, tmp_path, capsys):
+    "needs --dataset folder:PATH": ["--tiny --strict"],
+    "needs --backend jax": [
+        f"--tiny --backend numpy {option}"
+        for option in (
+            "--dtype bfloat16",
+            "--precision highest",
+            "--shard fsdp",
+            "--chunk 4",
+            "--distributed",
+        )
+    ],
+    "needs attention; a ResNet has no such thing": [
+        f"--model tiny-resnet {option}"
+        for option in ("--dropout 0.1", "--representation", "--chunk 4")
+    ],
+    "needs --batch-size 2 or more": ["--tiny --batch-size 1 --mixup 0.2"],
+}
+WRONG += [(arguments, need) for need, each in IDLE.items() for arguments in each]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG)
+def test_wrong_values(arguments, message, tmp_path, refusal):
     """One line, status 2, and nothing written."""
-    assert train.main([*arguments, "--output", str(tmp_path / "new")]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert not captured.out
+    assert message in refusal(train.main, [*arguments.split(), "--output", tmp_path / "new"])
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("arguments", [[], ["--tiny", "--stepz", "3"], ["--tiny", "--steps", "x"]])
-def test_wrong_arguments(arguments, capsys):
-    with pytest.raises(SystemExit) as stop:
-        train.main(arguments)
-    assert stop.value.code == 2
-    assert "usage" in capsys.readouterr().err
+def test_every_number_has_limits(refusal, numeric_options, monkeypatch):
+    """Negative, zero, huge, no number at all: what is not meant is refused before any work."""
+    monkeypatch.setattr(train, "work", lambda *_: pytest.fail("work began"))
+    cases = numeric_options(options.parser())
+    assert len({option for option, *_ in cases}) > 20
+    for option, text, meant in cases:
+        if meant:
+            options.parser().parse_args(["--tiny", f"{option}={text}"])
+            continue
+        line = refusal(train.main, ["--tiny", f"{option}={text}"])
+        assert line.startswith(f"minivit.train: error: {option} is {text[:40]}"), line
+        assert len(line) < 200
 
 
-def test_output_that_cannot_be_written(tmp_path, capsys):
-    """CKP-14: known before the first step."""
+def test_recipes_pass_the_same_checks():
+    """Every value of every recipe is one that the command line takes."""
+    by_name = options.actions()
+    for recipe in recipes.RECIPES:
+        for name in options.IN_RECIPES:
+            options.checked(by_name[name], getattr(recipe, name))
+
+
+def test_output_that_cannot_be_written(tmp_path, refusal, monkeypatch):
+    """Known before the first step; so is a default that cannot be made."""
     file = tmp_path / "file"
     file.write_text("mine")
     for path in (file, file / "below"):
-        assert train.main([*SHORT, "--output", str(path)]) == 2
-        assert str(path) in capsys.readouterr().err
+        line = refusal(train.main, [*SHORT, "--output", path])
+        assert line.startswith(f"minivit.train: error: cannot write to {path}: ")
     assert file.read_text() == "mine"
+    (tmp_path / "runs").write_text("a file of that name")
+    monkeypatch.chdir(tmp_path)
+    assert "cannot write to runs: Not a directory" in refusal(train.main, SHORT)
+
+
+RACE = """
+import sys, time, types
+from contextlib import ExitStack
+from pathlib import Path
+from minivit import states, train
+held = ExitStack()
+for round in range(int(sys.argv[2])):
+    time.sleep(max(0, float(sys.argv[1]) + 0.1 * round - time.time()))
+    for output in (None, Path(f"given-{round}")):
+        try:
+            folder = train.open_output(types.SimpleNamespace(output=output, held=held), "tiny")
+            states.write_options(folder, {"init": None}, "", {})
+            print(folder)
+        except OSError as error:
+            known = "a run is going on", "holds a run.json already"
+            print("refused" if any(text in str(error) for text in known) else error)
+sys.stdin.read()  # hold all of them until everybody is done
+"""
+
+
+def test_runs_that_start_together(tmp_path):
+    """Eight processes at the same instants: each has a folder of its own, or is refused."""
+    begin, rounds = time.time() + 5, 10
+    command = [sys.executable, "-c", RACE, str(begin), str(rounds)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, cwd=tmp_path, **pipes) for _ in range(8)]
+    lines = [[p.stdout.readline().strip() for _ in range(2 * rounds)] for p in processes]
+    for process in processes:
+        process.communicate(timeout=60)
+    default = [line for each in lines for line in each[::2]]
+    names = {"runs/tiny", *(f"runs/tiny-{i}" for i in range(2, 8 * rounds + 1))}
+    assert sorted(default) == sorted(names)
+    for number, given in enumerate(zip(*(each[1::2] for each in lines), strict=True)):
+        assert sorted(given) == [f"given-{number}", *7 * ["refused"]]
+
+
+def test_a_lock_without_its_process_is_no_obstacle(tmp_path, monkeypatch):
+    """What a killed run left; and where the system has no locks, a run goes on without."""
+    (tmp_path / ".lock").write_bytes(b"")
+    with states.lock(tmp_path), pytest.raises(BlockingIOError, match="run is going on"):
+        states.lock(tmp_path).__enter__()
+    with states.lock(tmp_path):
+        pass
+
+    def no_locks(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(states.fcntl, "flock", no_locks)
+    with pytest.warns(UserWarning, match="cannot be locked"), states.lock(tmp_path):
+        pass
+
+
+@pytest.mark.usefixtures("small_data")
+def test_pictures_are_tried_before_the_first_step(tmp_path, refusal, monkeypatch):
+    """Whatever keeps matplotlib from drawing is known while nothing is lost, and nothing written.
+
+    So is a name of a class that cannot be drawn.
+    """
+
+    def broken(*_):
+        raise RuntimeError("no fonts here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("minivit.figures.examples", broken)
+        line = refusal(train.main, [*SHORT, "--backend", "numpy", "--output", tmp_path / "x"])
+    assert "pictures cannot be drawn here: no fonts here" in line
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_reader_that_goes_does_not_end_the_training(tmp_path):
+    """`train | head -1`: the rest is silence, and the run ends as any other."""
+    command = [sys.executable, "-m", "minivit.train", *SHORT, "--backend", "numpy", "--output"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, str(tmp_path / "x")], **pipes) as process:
+        assert b"parameters" in process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+    assert read_metrics(tmp_path / "x")[-1]["test_accuracy"]
+    assert not states.numbered(tmp_path / "x")
+
+
+@pytest.mark.usefixtures("small_data")
+@pytest.mark.filterwarnings("ignore:.* encountered in")
+@pytest.mark.parametrize("objective", ["classes", "pixels"])
+def test_weights_that_say_nothing_are_told(objective, tmp_path, capsys):
+    """One step into nowhere, whose own loss was finite: no "10 % and loss nan" with status 0."""
+    options = ["--learning-rate", "1e30", "--clip", "0", "--warmup-steps", "0", "--steps", "1"]
+    options += ["--objective", objective, "--batch-size", "8", "--backend", "numpy"]
+    assert train.main(["--tiny", *options, "--output", str(tmp_path / "x")]) == 1
+    said = capsys.readouterr()
+    path = tmp_path / "x" / "checkpoint.npz"
+    assert said.err.splitlines()[-1].startswith(
+        f"minivit.train: error: with the weights in {path} scores are not finite; lower"
+    )
+    assert "loss" not in said.out
+    assert not any(row["test_loss"] for row in read_metrics(tmp_path / "x"))
+
+
+@pytest.mark.usefixtures("small_data")
+def test_validation_that_is_no_number_ends_the_run(tmp_path, capsys, monkeypatch):
+    """It is a divergence like that of the training loss, and the weights are saved."""
+    monkeypatch.setattr(
+        "minivit.loop.scores", lambda _, images, *rest: np.full([len(images), 10], np.nan)
+    )
+    options = ["--validation", "0.2", "--evaluate-every", "2", "--backend", "numpy"]
+    assert train.main([*SHORT, *options, "--output", str(tmp_path / "x")]) == 1
+    said = capsys.readouterr()
+    assert "diverged after 2 of 4 steps" in said.out
+    assert "lower --learning-rate" in said.err
+    assert (tmp_path / "x" / "checkpoint.npz").exists()
+
+
+@pytest.mark.usefixtures("small_data")
+def test_memory_that_does_not_suffice(tmp_path, refusal, monkeypatch):
+    """The error names the batch and the options that help."""
+
+    def fail(*_, **__):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    monkeypatch.setattr("minivit.engines.make", fail)
+    line = refusal(train.main, [*SHORT, "--output", tmp_path / "x"])
+    assert "the memory does not suffice; a batch is 8 images of 28x28: try" in line
+    assert "--batch-size 4, --accumulate 2, --shard fsdp or a smaller --image-size" in line
+    assert not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize("name", ["checkpoint.npz", "metrics.csv"])
@@ -204,6 +368,7 @@ def test_a_result_is_not_overwritten(name, tmp_path, capsys):
     (tmp_path / name).write_bytes(b"precious")
     assert train.main([*SHORT, "--output", str(tmp_path)]) == 2
     assert f"holds a {name} already" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_bytes() == b"precious"
 
 
@@ -228,13 +393,13 @@ def test_recipes_fill_in_what_is_not_given():
     args = checked("--model", "L/16", "--recipe", "jft", "--weight-decay", "0.2")
     assert (args.learning_rate, args.weight_decay, args.epochs) == (4e-4, 0.2, 14)
     assert args.image_size == (224, 224)
-    assert args.augmentation.flip
+    assert args.flip
     args = checked("--model", "B/16", "--recipe", "jft", "--no-flip", "--steps", "20000")
-    assert (args.steps, args.epochs, args.augmentation.flip) == (20_000, None, False)
+    assert (args.steps, args.epochs, args.flip) == (20_000, None, False)
     args = checked("--tiny", "--objective", "pixels", "--recipe", "laptop")
     assert (args.objective, args.steps) == ("pixels", 2500)
     args = checked("--tiny", "--epochs", "2")
-    options.check_steps(args, 60_000)
+    options.complete(args, 60_000)
     assert (args.steps, args.warmup_steps) == (1875, 187)
     assert checked("--model", "ViT-B_16", "--recipe", "jft").learning_rate == 8e-4
     assert checked("--model", "R50x1", "--recipe", "imagenet").dropout == 0
@@ -246,7 +411,7 @@ def test_recipes_fill_in_what_is_not_given():
     with pytest.warns(
         UserWarning, match="warm-up of 10000 steps is for a longer run than 1318 steps"
     ):
-        options.check_steps(args, 60_000)
+        options.complete(args, 60_000)
     assert args.warmup_steps == 131
     for recipe in recipes.RECIPES:
         model = {"B/*": "B/16", "*": "B/16", "L/*": "L/16"}.get(recipe.models, recipe.models)
@@ -290,6 +455,7 @@ def test_masked_pretraining(backend, objective, tmp_path, capsys):
     assert train.main([*options, *common, "--output", str(first)]) == 0
     names = {p.name for p in first.iterdir()}
     assert names == {
+        ".lock",
         "checkpoint.npz",
         "curves.png",
         "metrics.csv",
@@ -396,7 +562,7 @@ def test_accumulation_and_augmentation_on_the_command_line(tmp_path):
 def test_shapes_in_color(tmp_path, monkeypatch):
     """The drawn set on the command line, here few of it; 8^3 colours to predict."""
     whole = datasets.load
-    monkeypatch.setattr(datasets, "load", lambda name: whole(name, train=60, test=20))
+    monkeypatch.setattr(datasets, "load", lambda name, **_: whole(name, train=60, test=20))
     options = ["--model", "tiny/8", "--image-size", "32", "--dataset", "shapes:color"]
     assert train.main([*options, *SHORT[1:], "--output", str(tmp_path / "a")]) == 0
     p = checkpoint.load(tmp_path / "a" / "checkpoint.npz")
@@ -405,3 +571,16 @@ def test_shapes_in_color(tmp_path, monkeypatch):
     options += ["--objective", "mean-color", "--output", str(tmp_path / "b")]
     assert train.main([*options, *SHORT[1:]]) == 0
     assert checkpoint.load(tmp_path / "b" / "checkpoint.npz")["prediction"]["bias"].size == 512
+
+
+def test_no_number_is_made_where_there_is_no_accuracy(tmp_path):
+    """JAX's own search for NaN finds none: pixels have no accuracy, so none is computed."""
+    command = [sys.executable, "-m", "minivit.train", *SHORT, "--objective", "pixels", "--output"]
+    result = subprocess.run(
+        [*command, str(tmp_path / "x")],
+        env={**os.environ, "JAX_DEBUG_NANS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    assert not any(row["accuracy"] or row["test_accuracy"] for row in read_metrics(tmp_path / "x"))
