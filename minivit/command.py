@@ -13,6 +13,8 @@ from pathlib import Path
 
 LONGEST = 1000  # characters of a message, whatever a file has put into it
 PICTURES = (".png", ".pdf", ".svg")  # formats in which figures are written
+# What XLA, CUDA and the libraries below them say when they get no memory.
+OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|out.of.memory|bad_alloc|YNNPACK.*failed", re.I)
 MOST = 2**31 - 1  # of any whole number: more steps, images or pixels than anybody has
 
 
@@ -131,8 +133,8 @@ def explain(error):  # exception -> text
 
 
 def out_of_memory(error):  # -> bool
-    """Python and NumPy have an exception for it, JAX a word in the text of a general one."""
-    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+    """Python and NumPy have an exception for it, JAX words in the text of a general one."""
+    return isinstance(error, MemoryError) or bool(OUT_OF_MEMORY.search(str(error)))
 
 
 class Patient:

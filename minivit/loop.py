@@ -3,7 +3,6 @@
 import contextlib
 import csv
 import math
-import os
 import signal
 import sys
 import time
@@ -16,6 +15,7 @@ from . import checkpoint, command, datasets, evaluate, masking, optim, states
 from .architecture import token_grid, token_pixels
 from .batches import fit, portion, scores
 from .in_numpy import masked_vit
+from .machine import TAKEN
 from .params import tree_map
 from .progress import progress
 
@@ -25,32 +25,6 @@ SHOWN = 8  # images of a mosaic
 CALMER = "lower --learning-rate, or raise --warmup-steps"
 
 
-def end_at_once(*_):
-    """The handler of a second Ctrl-C: nothing of Python or JAX runs any more that could fail."""
-    with contextlib.suppress(OSError):
-        os.write(2, b"minivit.train: interrupted\n")
-    os._exit(130)
-
-
-def break_off(*_):
-    """The handler of the first one, while no step is at stake."""
-    signal.signal(signal.SIGINT, end_at_once)
-    raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def breakable():
-    """Ctrl-C breaks off what is going on, a second one ends the process."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # somebody else has taken care
-        return
-    signal.signal(signal.SIGINT, break_off)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 class Interrupt:
     """Ctrl-C or SIGTERM asks to stop after the current step; a second Ctrl-C stops at once.
 
@@ -58,16 +32,17 @@ class Interrupt:
     """
 
     def __init__(self):
-        self.asked = False
+        self.asked, TAKEN["interrupts"] = False, 1
         self.before = {s: signal.signal(s, self.ask) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def ask(self, *_):
         """The signal's handler."""
         self.asked = True
-        signal.signal(signal.SIGINT, end_at_once)
+        signal.signal(signal.SIGINT, self.before[signal.SIGINT])
 
     def close(self):
         """Give the signals back."""
+        TAKEN["interrupts"] = 0
         for which, handler in self.before.items():
             signal.signal(which, handler)
 

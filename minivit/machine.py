@@ -1,9 +1,12 @@
-"""What the machine offers."""
+"""What the machine offers, and how to leave it."""
 
 import contextlib
 import ctypes
 import math
 import os
+import signal
+import sys
+import threading
 from pathlib import Path
 
 with contextlib.suppress(ImportError):  # Windows has no such thing
@@ -66,6 +69,53 @@ def check_memory(needed, what, remedy="choose a smaller size or fewer"):
         raise DoesNotFit(
             f"{what} would take at least {sizes[0]} of memory, and {sizes[1]} are free; {remedy}"
         )
+
+
+TAKEN = {"interrupts": 0}  # how many more Ctrl-C the program itself answers
+
+
+def end_at_interrupt(text):
+    """From now on Ctrl-C ends the process at once, wherever it is, with a last word and status 130.
+
+    For commands, before their libraries load. No exception is raised, which would be lost where it
+    met a callback, and Python's own end is left out: JAX's crashes where a program is still being
+    compiled. A thread sees to it, since the main one may be in a library for half a minute. The
+    first `TAKEN["interrupts"]` are left to the handler that the program has set.
+    """
+    reader, writer = os.pipe()
+    with contextlib.suppress(AttributeError):  # Windows does without
+        os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def watch():
+        while True:
+            for number in os.read(reader, 1):
+                if number == signal.SIGINT and TAKEN["interrupts"]:
+                    TAKEN["interrupts"] -= 1
+                elif number == signal.SIGINT:
+                    end_now(130, text)
+
+    threading.Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGINT, lambda *_: None)  # the thread has heard it
+
+
+def end_now(status, text=""):
+    """End at once, without what Python does at its end; what was printed is not lost."""
+    with contextlib.suppress(OSError):  # not through a stream, which another thread may hold
+        line = "\n" if os.isatty(2) else ""  # below what the terminal shows of the keys
+        os.write(2, f"{line}{text}\n".encode() if text else b"")
+    # A reader that does not read would make this wait for ever.
+    flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
+    flushing.start()
+    flushing.join(1)
+    os._exit(status)
+
+
+def leave(status):
+    """The end of a command: after an interruption at once, for the next Ctrl-C is on its way."""
+    if status == 130:
+        end_now(status)
+    sys.exit(status)
 
 
 def keep_memory():

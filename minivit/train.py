@@ -9,17 +9,16 @@ import contextlib
 import io
 import itertools
 import math
-import os
 import re
-import signal
-import sys
 import time
 import traceback
 import warnings
 from pathlib import Path
 
-if __name__ == "__main__":  # Ctrl-C while libraries load: an end without a traceback
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+if __name__ == "__main__":  # before the libraries load
+    from .machine import end_at_interrupt
+
+    end_at_interrupt("minivit.train: interrupted")
 
 import numpy as np
 
@@ -38,8 +37,8 @@ from . import (
 from .architecture import image_channels, is_resnet, token_grid, token_pixels
 from .augmentation import Augmentation
 from .batches import Batches
-from .loop import Run, breakable
-from .machine import check_memory, keep_memory
+from .loop import Run
+from .machine import check_memory, keep_memory, leave
 from .options import parser
 from .params import count, initialise, tree_map
 from .processes import ALONE, jax_devices, join
@@ -328,10 +327,9 @@ def main(argv=None):  # -> exit status
     args = parser().parse_args(argv)
     args.processes, args.start = ALONE, begun
     try:
-        with breakable():
-            status = command.run(
-                "train", lambda: work(args, argv), remedy=lambda: remedy(args), patient=True
-            )
+        status = command.run(
+            "train", lambda: work(args, argv), remedy=lambda: remedy(args), patient=True
+        )
     except Exception:
         if args.processes.count > 1:
             traceback.print_exc()
@@ -343,8 +341,4 @@ def main(argv=None):  # -> exit status
 
 
 if __name__ == "__main__":
-    ended = main()
-    if ended == 130:  # JAX's own end takes a while, in which a second Ctrl-C is an error
-        sys.stdout.flush()
-        os._exit(ended)
-    sys.exit(ended)
+    leave(main())

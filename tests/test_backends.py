@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from minivit import engines, params, variants
+from minivit import command, engines, params, variants
 from minivit.engine_numpy import NumPyEngine
 
 MODEL = "params.initialise(variants.parse('tiny'), 0, image_size=28, channels=1, classes=10)"
@@ -121,7 +121,7 @@ def test_a_sequence_too_long_for_the_memory(backend, monkeypatch):
     monkeypatch.setattr("minivit.machine.memory", lambda: needed)
     engines.make(backend, tree, **options)
     monkeypatch.setattr("minivit.machine.memory", lambda: needed - 1)
-    with pytest.raises(MemoryError, match="attention among 17 tokens of 30 images takes"):
+    with pytest.raises(MemoryError, match="attention among 17 tokens of 30 images would take"):
         engines.make(backend, tree, **options)
     engines.make(backend, tree)  # of one image
 
@@ -150,3 +150,47 @@ def test_no_images_have_no_scores(backend):
     engine = engines.make(backend, tree)
     with pytest.raises(ValueError, match="there are no images to score"):
         engine.logits(np.zeros((0, 28, 28, 1), np.uint8))
+
+
+SHORT = f"""
+import resource
+import numpy as np
+from minivit import command, engines, params, variants
+engine = engines.make("BACKEND", {MODEL}, batch_size=2048)
+images = np.zeros((2048, 28, 28, 1), np.uint8)
+batch = {{"images": images, "targets": np.zeros((2048, 10), np.float32)}}
+def work():
+    float(engine.step(0, batch, 1e-3)[0])
+work()  # compiled and with the optimiser's state
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + EXTRA, used + EXTRA))
+command.run("train", work, remedy="do something else") and exit(2)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("backend", "extra"), [("numpy", 2**26), ("jax", -(2**28))])
+def test_out_of_memory_in_a_step(backend, extra):
+    """NumPy's exception and XLA's are one line each.
+
+    A step takes over 500 MB, which NumPy has given back by now; JAX does so a moment later.
+    """
+    code = SHORT.replace("BACKEND", backend).replace("EXTRA", str(extra))
+    result = run(code, JAX_PLATFORMS="cpu")
+    assert one_line(result).endswith("the memory does not suffice; do something else")
+
+
+@pytest.mark.parametrize(
+    ("error", "short"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 959496336 bytes."), True),
+        (RuntimeError("INTERNAL: CUDA_ERROR_OUT_OF_MEMORY: out of memory"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (RuntimeError("INTERNAL: YNNPACK operation failed: error"), True),  # it got no memory
+        (RuntimeError("INVALID_ARGUMENT: shapes do not match"), False),
+    ],
+)
+def test_words_for_too_little_memory(error, short):
+    """What XLA and the libraries below it say, taken from runs under `ulimit -v`."""
+    assert command.out_of_memory(error) == short

@@ -294,6 +294,77 @@ def test_restore(variant, keep):
         engine.step(3, BATCH, 1e-2)
 
 
+@pytest.mark.parametrize("keep", [0.0, 0.9])
+@pytest.mark.parametrize("done", [0, 2])
+def test_a_state_in_memory_is_loaded_to_the_bit(keep, done):
+    """As one from a file: another engine goes on from it, also from before the first step."""
+    for number in range(3):
+        first, second = (all_engines(model_once(), keep=keep)[number] for _ in range(2))
+        for step in range(done):
+            first.step(step, BATCH, 1e-2)
+        saved = tree_map(np.copy, first.state_tree())
+        shapes = {name: np.shape(leaf) for name, leaf in flatten(second.state_shapes()).items()}
+        assert {name: np.shape(leaf) for name, leaf in flatten(saved).items()} == shapes
+        second.step(0, BATCH, 1e-1)
+        second.load_state(first.state_tree())
+        losses = [float(engine.step(done, BATCH, 1e-2)[0]) for engine in (first, second)]
+        assert losses[0] == losses[1]
+        for name, leaf in flatten(first.state_tree()).items():
+            np.testing.assert_array_equal(leaf, flatten(second.state_tree())[name], err_msg=name)
+
+
+def test_evaluation_needs_little_memory():
+    """No moments; NumPy takes the arrays as they are, and JAX's CPU devices share one copy."""
+    p = model(SCANNED)
+    plain, shared = NumPyEngine(p), JaxEngine(p)
+    for engine in (plain, shared):
+        engine.logits(IMAGES)
+        assert "state" not in vars(engine)
+    for name, leaf in flatten(plain.snapshot()).items():
+        assert leaf is flatten(p)[name]
+    for leaf in jax.tree.leaves(shared.params):
+        places = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
+        assert (len(leaf.addressable_shards), len(places)) == (2, 1)
+
+
+def test_what_devices_share_is_written_by_none():
+    """A step gives each device its own weights; the arrays of the caller stay what they were."""
+    p = model()
+    before = tree_map(np.copy, p)
+    for engine in (*engines(p), NumPyEngine(p), JaxEngine(p)):
+        engine.step(0, BATCH, 1e-2)
+        for name, leaf in flatten(p).items():
+            np.testing.assert_array_equal(leaf, flatten(before)[name])
+    parts = [shard.data for shard in jax.tree.leaves(engine.params)[0].addressable_shards]
+    np.testing.assert_array_equal(*parts)
+
+
+def test_evaluation_is_filled_up(recwarn):
+    """Whatever the number of images: no warning about devices, and progress is told of each."""
+    p, counts = model(), []
+    expected, _ = vit(p, normalise(IMAGES[:23]))
+    for engine in (NumPyEngine(p), JaxEngine(p), JaxEngine(p, batch_size=24)):
+        counts.append([])
+        logits = engine.logits(IMAGES[:23], done=counts[-1].append)
+        np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+    assert [sum(each) for each in counts] == [23, 23, 23]
+    assert not recwarn.list
+
+
+def test_nothing_that_is_no_number(corrupt_batch):
+    """JAX_DEBUG_NANS finds no NaN where an objective has no accuracy."""
+    p = masking.add_prediction(model_once(), "pixels", 0)
+    batch = corrupt_batch(IMAGES[:5], "pixels", (4, 4), np.random.default_rng(0))
+    even = {name: array[:4] for name, array in batch.items()}
+    for shard in ("data", "fsdp"):
+        engine = JaxEngine(p, batch_size=4, objective="pixels", shard=shard)
+        with jax.debug_nans(True):
+            assert engine.step(0, even, 1e-3)[1] is None
+            loss, accuracy = engine.measure(batch)
+        assert np.isfinite(loss)
+        assert accuracy is None
+
+
 @pytest.mark.parametrize("variant", [VARIANT, SCANNED], ids=["loop", "scan"])
 def test_half_precision(variant):
     """bfloat16 computes, float32 remembers; the losses stay within a few per cent."""

@@ -1,7 +1,10 @@
-"""What the machine offers: memory by the system, the container and the process's limit."""
+"""What the machine offers: memory by the system, the container and the limit; and how to end."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -60,3 +63,59 @@ def test_what_cannot_fit_is_refused(monkeypatch):
     machine.check_memory(2e9, "a batch", "take less")
     with pytest.raises(MemoryError, match=r"a batch would take at least 3\.0 GB of memory, and 2"):
         machine.check_memory(3e9, "a batch", "take less")
+
+
+WATCHED = "from minivit.machine import end_at_interrupt, leave; end_at_interrupt('interrupted')\n"
+READY = "print('now', flush=True)\n"
+SCRIPTS = {
+    "load": WATCHED + READY + "import jax, matplotlib.pyplot",
+    # As JAX's: what is raised there is lost, but for a line that says so.
+    "callback": WATCHED
+    + "import gc, time; gc.callbacks.append(lambda *_: time.sleep(20))\n"
+    + READY
+    + "gc.collect()",
+    # As JAX's: another Ctrl-C would meet it.
+    "end": WATCHED
+    + "import atexit, time; atexit.register(time.sleep, 20)\n"
+    + READY
+    + "time.sleep(0.05); leave(130)",
+}
+TRAIN = ["-m", "minivit.train", "--tiny", "--output"]
+
+
+def interrupt_twice(command, marker, wait, delay):  # -> exit status, all that was said
+    """Two Ctrl-C so many seconds apart, the first `wait` after a line with the marker."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    variables = {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    with subprocess.Popen([sys.executable, *command], env=os.environ | variables, **pipes) as p:
+        said = ""
+        while marker not in said:
+            line = p.stdout.readline()
+            assert line, said
+            said += line
+        time.sleep(wait)
+        p.send_signal(signal.SIGINT)
+        time.sleep(delay)
+        p.send_signal(signal.SIGINT)
+        said += p.communicate(timeout=120)[0]
+    return p.returncode, said
+
+
+@pytest.mark.parametrize(
+    ("what", "wait", "delay"),
+    [
+        ("load", 0.1, 0.03),
+        ("callback", 0.1, 0.03),
+        ("end", 0.0, 0.1),
+        ("compile", 0.0, 0.1),
+        ("compile", 1.5, 0.2),
+        ("train", 0.3, 0.2),
+    ],
+)
+def test_two_interruptions(what, wait, delay, tmp_path):
+    """Whatever is going on: status 130, no traceback, no exception ignored, no signal."""
+    marker = {"compile": "parameters, on", "train": "first step"}.get(what, "now")
+    command = ["-c", SCRIPTS[what]] if what in SCRIPTS else [*TRAIN, str(tmp_path / "run")]
+    status, said = interrupt_twice(command, marker, wait, delay)
+    assert status == 130, said
+    assert not any(word in said for word in ("Traceback", "Exception ignored", "Error")), said
