@@ -308,5 +308,5 @@ class Run:
             f"{'whole command':<14}{seconds['all']:7.1f}s",
         ]
         if skipped := int(self.engine.state["skipped"]):
-            lines.append(f"{skipped} steps had a gradient that was not finite and changed nothing")
+            lines.append(f"{skipped} steps would have left the finite numbers and changed nothing")
         return "\n".join(lines)
