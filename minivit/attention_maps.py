@@ -72,8 +72,8 @@ def attention_distance(attention, grid, patch, *, prefix=1, renormalise=True):
     """How far heads look: distance weighted by attention, a mean over queries (Fig. 7, right).
 
     Tokens before the patches have no place and are left out; with `renormalise` each row's rest
-    then sums to one again, otherwise what went to them counts as no distance. The paper does not
-    say which; on the paper's scale 16 pixels are one patch.
+    then sums to one again, otherwise what went to them counts as no distance, as does a row that
+    looks at no patch at all. The paper does not say which; on its scale 16 pixels are one patch.
     """
     rows, columns = grid
     if attention.shape[-1] != prefix + rows * columns:
@@ -82,15 +82,22 @@ def attention_distance(attention, grid, patch, *, prefix=1, renormalise=True):
         )
     weights = np.asarray(attention, np.float64)[..., prefix:, prefix:]
     if renormalise:
-        weights = weights / weights.sum(-1, keepdims=True)
+        total = weights.sum(-1, keepdims=True)
+        weights = weights / np.where(total > 0, total, 1)
     return (weights * patch_distances(grid, patch)).sum(-1).mean(-1)
 
 
-def position_similarity(table, grid, *, prefix=1):  # [1, N, D] -> [rows, columns, rows, columns]
-    """Cosine between the position embeddings of any two patches (Fig. 7, centre)."""
+def position_similarity(table, grid, *, prefix=1, places=None):
+    # [1, N, D] -> [rows, columns, rows, columns]
+    """Cosine between the position embeddings of any two patches (Fig. 7, centre); 0 with a zero.
+
+    `places` are rows and columns of the first of the two, where not all are wanted.
+    """
     patches = np.asarray(table, np.float64)[0, prefix:]
-    patches = patches / np.linalg.norm(patches, axis=-1, keepdims=True)
-    return (patches @ patches.T).reshape(*grid, *grid)
+    length = np.linalg.norm(patches, axis=-1, keepdims=True)
+    patches = (patches / np.where(length > 0, length, 1)).reshape(*grid, -1)
+    first = patches if places is None else patches[np.ix_(*places)]
+    return np.tensordot(first, patches, (-1, -1))
 
 
 def main_filters(kernel, count):  # [P, P, C, D] -> [count, P, P, C]

@@ -5,7 +5,6 @@ slows down slows all of them. What counts is the ratio to the reference within a
 figures are of this machine and this minute.
 """
 
-import argparse
 import contextlib
 import csv
 import json
@@ -14,12 +13,21 @@ import os
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
-from . import command
+if __name__ == "__main__":  # before the libraries load
+    from .machine import end_at_interrupt
+
+    end_at_interrupt("minivit.bench: interrupted")
+
+from . import command, machine
+from .command import literal
 from .contestants import CONFIGS, Task, contestants
+from .peers import absent
+from .progress import progress
 
 LIMIT = "matrix product"
+KILLED = "killed by the system, which does so where memory is short; try a smaller --batch"
+TITLES = {"train": "training step", "forward": "forward pass"}
 COLUMNS = (
     "what",
     "config",
@@ -37,22 +45,27 @@ COLUMNS += ("gflops", "share_of_limit", "first_call_seconds", "temporaries_mb", 
 def parser():
     """All arguments of the command line."""
     names = list(contestants())
-    p = argparse.ArgumentParser(prog="python -m minivit.bench", description=__doc__)
+    p = command.Parser(prog="python -m minivit.bench", description=__doc__)
     text = "models (default: tiny tiny/4 Ti/16; B/16 takes minutes)"
-    p.add_argument(
-        "--config", nargs="+", choices=list(CONFIGS), default=["tiny", "tiny/4", "Ti/16"], help=text
-    )
-    p.add_argument("--what", nargs="+", choices=("train", "forward"), default=["train", "forward"])
-    p.add_argument("--batch", type=int, help="images a call (default: the configuration's)")
-    p.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    usual = ["tiny", "tiny/4", "Ti/16"]
+    p.add_argument("--config", nargs="+", choices=list(CONFIGS), default=usual, help=text)
+    both = ["train", "forward"]
+    text = "training steps, forward passes (default: both)"
+    p.add_argument("--what", nargs="+", choices=both, default=both, help=text)
+    text = "images a call (default: the configuration's)"
+    p.add_argument("--batch", type=command.whole(1, 100_000), help=text)
+    text = "of the computation (default: float32)"
+    p.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=text)
     text = f"who takes part (default: those of {', '.join(names)} that are installed)"
-    p.add_argument("--contestants", nargs="+", choices=names, default=names, help=text)
+    p.add_argument("--contestants", nargs="+", choices=names, help=text)
     text = "whom the others are compared with (default: timm, or else minivit JAX)"
     p.add_argument("--reference", choices=[n for n in names if n != LIMIT], help=text)
-    p.add_argument("--rounds", type=int, default=7, help="turns of each (default: 7)")
+    text = "turns of each (default: 7)"
+    p.add_argument("--rounds", type=command.whole(1, 1000), default=7, help=text)
     text = "how long a turn takes, about, in seconds (default: 1)"
-    p.add_argument("--seconds", type=float, default=1.0, help=text)
-    p.add_argument("--output", type=Path, default=Path("runs/bench"), help="(default: runs/bench)")
+    p.add_argument("--seconds", type=command.number(0, 3600), default=1.0, help=text)
+    text = "folder for bench.csv and bench.png (default: runs/bench)"
+    p.add_argument("--output", default="runs/bench", metavar="DIR", help=text)
     return p
 
 
@@ -76,9 +89,13 @@ class Worker:
         self.error = self.report.get("error")
 
     def answer(self):  # -> dictionary
-        """The next line."""
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else {"error": f"ended ({self.process.wait()})"}
+        """The next line that is one; a library may have written others."""
+        for line in self.process.stdout:
+            with contextlib.suppress(ValueError):
+                if isinstance(found := json.loads(line), dict):
+                    return found
+        status = self.process.wait()
+        return {"error": KILLED if status in (-9, 137) else f"ended with status {status}"}
 
     def run(self, count):  # -> seconds for one call; None where it has died
         """So many calls."""
@@ -100,24 +117,34 @@ class Worker:
         self.process.wait()
 
 
-def compete(task, names, rounds, seconds):  # -> workers with their times, those left out
-    """All contestants of a task, in turns."""
-    workers = []
+def compete(task, names, rounds, seconds, reference=None):
+    # -> workers with their times, those left out
+    """All contestants of a task, in turns; nobody competes if a `reference` asked for cannot."""
+    workers, title = [], f"{task.config}, {TITLES[task.what]}: "
     try:
-        for name in names:
+        for name in progress(names, title + "starting", unit="contestant"):
             workers.append(Worker(name, task))
+        check_reference(reference, workers)
         counts = {}
         for worker in living(workers):
             worker.run(1)  # a second warm-up: the first call compiled
             counts[worker.name] = max(1, round(seconds / (worker.run(1) or math.inf)))
-        for _ in range(rounds):
+        for _ in progress(range(rounds), title + "taking turns", unit="round"):
             for worker in living(workers):
                 once = worker.run(counts[worker.name])
                 worker.per_second += [1 / once] if once else []
     finally:
         for worker in workers:
             worker.close()
+    check_reference(reference, workers)
     return living(workers), {w.name: w.error for w in workers if w.error}
+
+
+def check_reference(name, workers):
+    """Without whom everybody is compared with, the rest is in vain."""
+    for worker in workers:
+        if worker.name == name and worker.error:
+            raise ValueError(f"--reference {name} did not take part: {worker.error}")
 
 
 def living(workers):
@@ -171,39 +198,42 @@ def table(found, reference):  # -> lines of markdown
     return lines
 
 
+def taking_part(args):  # -> names
+    """Those asked for; an error if the reference is not one of them, or is not installed."""
+    names = args.contestants or list(contestants())
+    if args.reference and args.reference not in names:
+        raise ValueError(f"--reference {args.reference} is not among --contestants")
+    if args.reference and (missing := absent(args.reference)):
+        raise ValueError(f"--reference {args.reference} needs pip install {' '.join(missing)}")
+    return names
+
+
 def bench(args):
     """Everything that was asked for, printed as it comes; then a CSV and a picture."""
-    for name, least in (("rounds", 1), ("seconds", 0), ("batch", 1)):
-        value = getattr(args, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name} is {value}; it must be at least {least}")
-    if args.reference and args.reference not in args.contestants:
-        raise ValueError(f"--reference {args.reference} is not among --contestants")
-    args.output.mkdir(parents=True, exist_ok=True)
+    names, output = taking_part(args), command.folder(args.output, "--output")
+    output.mkdir(parents=True, exist_ok=True)
     everything, told = [], set()
     for config in args.config:
         for what in args.what:
             task = Task(config, what, args.batch or CONFIGS[config][-1], args.dtype)
-            workers, absent = compete(task, args.contestants, args.rounds, args.seconds)
-            for name, why in absent.items():
+            workers, left_out = compete(task, names, args.rounds, args.seconds, args.reference)
+            for name, why in left_out.items():
                 if name not in told:
-                    print(f"left out: {name} ({why})", file=sys.stderr)
+                    print(f"left out: {name} ({literal(why)})", file=sys.stderr)
                 told.add(name)
             present = [w.name for w in workers if w.name != LIMIT]
             if not present:
                 continue
             reference = args.reference or ("timm" if "timm" in present else present[0])
-            if reference not in present:
-                raise ValueError(f"--reference {reference} did not take part")
             found = rows(task, workers, reference)
             everything += found
-            save(everything, args.output)
-            title = {"train": "training step", "forward": "forward pass"}[what]
-            print(f"\n{config}, {title}, {task.batch} images, {args.dtype}\n")
+            save(everything, output)
+            images = command.counted(task.batch, "image")
+            print(f"\n{config}, {TITLES[what]}, {images}, {args.dtype}\n")
             print("\n".join(table(found, reference)), flush=True)
     if not everything:
         raise ValueError("nobody could take part; what was left out is told above")
-    print(f"\nbench.csv and bench.png are in {args.output}")
+    print(f"\nbench.csv and bench.png are in {literal(output)}")
 
 
 def save(everything, folder):
@@ -219,9 +249,8 @@ def save(everything, folder):
 
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
-    args = parser().parse_args(argv)
-    return command.run("bench", lambda: bench(args))
+    return command.main(parser, bench, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    machine.leave(main())

@@ -7,9 +7,12 @@ import os
 import re
 import signal
 import sys
+import tempfile
 import warnings
+from pathlib import Path
 
 LONGEST = 1000  # characters of a message, whatever a file has put into it
+PICTURES = (".png", ".pdf", ".svg")  # formats in which figures are written
 # What XLA, CUDA and the libraries below them say when they get no memory.
 OUT_OF_MEMORY = re.compile("RESOURCE_EXHAUSTED|out.of.memory|bad_alloc|YNNPACK.*failed", re.I)
 MOST = 2**31 - 1  # of any whole number: more steps, images or pixels than anybody has
@@ -69,6 +72,52 @@ def literal(text):  # -> one line
     """A text that may hold anything, such as a file's name, as a terminal can show it."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(text))
     return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 1]}…"
+
+
+def writable(path, option):  # -> Path
+    """Refuse, before the work, a file that could not be written after it."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"{option} {path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{option} {path}: there is no folder {path.parent}")
+    with writing(path, option):
+        if path.exists():
+            open(path, "ab").close()
+        tempfile.TemporaryFile(dir=path.parent).close()
+    return path
+
+
+def picture(path, option):  # -> Path
+    """The same of a picture, whose format is the ending of its name."""
+    if Path(path).suffix.lower() not in PICTURES:
+        raise ValueError(
+            f"{option} {path} must end in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
+        )
+    return writable(path, option)
+
+
+def folder(path, option):  # -> Path
+    """The same of a folder, which may still have to be made."""
+    path = Path(path)
+    nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        what = "" if nearest == path else f"{nearest} "
+        raise NotADirectoryError(
+            f"{option} {path}: {what}is a file; it must be a folder, or a new name"
+        )
+    with writing(path, option):
+        tempfile.TemporaryFile(dir=nearest).close()
+    return path
+
+
+@contextlib.contextmanager
+def writing(path, option):
+    """Say of what the system refuses which option asked for it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
 def counted(count, noun, many=None):  # -> "1 picture", "2 pictures"

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from . import machine, variants
+from . import engines, machine, variants
+from .command import literal, out_of_memory
 from .in_numpy import smooth_labels
 from .params import initialise
 
@@ -72,21 +73,20 @@ OPTIMISER = {"weight_decay": 0.05}  # AdamW, for all
 RATE = 1e-4
 
 
+def make(backend, task):
+    """Its engine, for training."""
+    options = {"batch_size": task.batch, "dtype": task.dtype} | OPTIMISER
+    return engines.make(backend, task.params(), **options)
+
+
 def numpy_twin(task):  # -> function of the number of calls
     """The readable one."""
-    from .engine_numpy import NumPyEngine
-
-    if task.dtype != "float32":
-        raise ValueError(f"NumPy has no {task.dtype}")
-    return engine_calls(task, NumPyEngine(task.params(), **OPTIMISER))
+    return engine_calls(task, make("numpy", task))
 
 
 def jax_twin(task):
     """The fast one, on a mesh of all devices."""
-    from .engine_jax import JaxEngine
-
-    sizes = {"batch_size": task.batch, "dtype": task.dtype}
-    engine = JaxEngine(task.params(), **sizes, **OPTIMISER)
+    engine = make("jax", task)
     calls = engine_calls(task, engine)
     if task.what == "train":
         calls.temporaries = lambda: engine.mesh.size * engine.temporaries(task.training_batch())
@@ -155,30 +155,40 @@ def resident():  # -> bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def fault(error):  # exception -> text
+    """Why a contestant cannot go on, in one line."""
+    if out_of_memory(error):
+        return "out of memory; try a smaller --batch"
+    return literal(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
+
+
 def main():
-    """Build, report, then obey."""
+    """Build, report, then obey, and say why if that fails."""
     machine.keep_memory()
     spec = json.loads(sys.argv[1])
     name, task = spec.pop("contestant"), Task(**spec)
     say = sys.stdout
     sys.stdout = sys.stderr  # what a library prints is no answer
-    begun = time.perf_counter()
     try:
-        calls = contestants()[name](task)
-        calls(1)
+        for answer in answers(name, task):
+            print(json.dumps(answer), file=say, flush=True)
     except Exception as error:  # a peer may fail in any way, and then is left out
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"[:300]}), file=say, flush=True)
-        return
+        print(json.dumps({"error": fault(error)}), file=say, flush=True)
+
+
+def answers(name, task):  # -> dictionaries, the first of them a report
+    """One when the contestant is ready, and one for each number of calls on standard input."""
+    begun = time.perf_counter()
+    calls = contestants()[name](task)
+    calls(1)
     report = {"first": time.perf_counter() - begun, "flops": getattr(calls, "flops", task.flops)}
     if temporaries := getattr(calls, "temporaries", None):
         report["temporaries"] = temporaries()
-    print(json.dumps(report), file=say, flush=True)
+    yield report
     for line in sys.stdin:
-        count = int(line)
         begun = time.perf_counter()
-        calls(count)
-        seconds = time.perf_counter() - begun
-        print(json.dumps({"seconds": seconds, "resident": resident()}), file=say, flush=True)
+        calls(int(line))
+        yield {"seconds": time.perf_counter() - begun, "resident": resident()}
 
 
 if __name__ == "__main__":

@@ -5,36 +5,62 @@ asks what the features are worth instead (section 4.1): a linear classifier is f
 to a few images of every class, and compared with the same on raw pixels.
 """
 
-import argparse
-import sys
 from pathlib import Path
+
+if __name__ == "__main__":  # before the libraries load
+    from .machine import end_at_interrupt
+
+    end_at_interrupt("minivit.evaluate: interrupted")
 
 import numpy as np
 
-from . import checkpoint, command, datasets, engines, finetune
+from . import command, datasets, engines, finetune, machine, opening
 from .architecture import is_resnet
 from .batches import scores
+from .command import counted, literal
+from .in_numpy import guess, smooth_labels, softmax_cross_entropy
 from .in_numpy import ridge as numpy_ridge
-from .in_numpy import smooth_labels, softmax_cross_entropy
+from .machine import check_memory
 from .params import without_head
+from .progress import progress
 from .shapes import image_shape
 
 PENALTIES = 2.0 ** np.arange(-10, 21, 2)
 HELD_OUT = 1000  # training images on which the penalty is chosen
 CONSTANT = 100.0  # the feature that big_vision adds for the bias
+CELLS, PAIRS = 500, 20  # of the confusion: rows of the picture, and pairs of classes, at most
+WORTH = "ask what its features are worth with --few-shot 1 5 10 25"
+
+
+def check_scores(scores, what):
+    """Refuse what a model says where that is no number; `what` is its file or its name."""
+    broken = int((~np.isfinite(scores)).any(-1).sum())
+    if broken:
+        raise ValueError(
+            f"{what} gives scores that are not finite for {broken} of {len(scores)} images; its "
+            "weights are damaged, or its training had diverged"
+        )
 
 
 def top_k(logits, labels, k=1):  # [B, classes], [B] -> share of labels among the k best scores
-    """Top-k accuracy; where there are k classes or fewer in all, every answer counts as right."""
+    """Top-k accuracy; where there are k classes or fewer in all, every answer counts as right.
+
+    An answer with a score that is not finite is never right.
+    """
     k = min(k, logits.shape[-1])
     best = np.argpartition(-logits, k - 1, axis=-1)[:, :k]
-    return float((best == labels[:, None]).any(-1).mean())
+    right = (best == labels[:, None]).any(-1) & np.isfinite(logits).all(-1)
+    return float(right.mean())
 
 
 def summary(logits, labels):  # [B, classes], [B] -> dictionary
-    """Mean loss and accuracy over all examples, each counted once, and accuracy by class."""
-    correct = logits.argmax(-1) == labels
-    losses, _ = softmax_cross_entropy(logits, smooth_labels(labels, logits.shape[-1]))
+    """Mean loss and accuracy over all examples, each counted once, and accuracy by class.
+
+    Scores that are not finite are never right (`guess`), and make the loss infinite or NaN.
+    """
+    correct = guess(logits) == labels
+    with np.errstate(all="ignore"):
+        losses, _ = softmax_cross_entropy(logits, smooth_labels(labels, logits.shape[-1]))
     by_class = [
         float(correct[labels == label].mean()) if (labels == label).any() else float("nan")
         for label in range(logits.shape[-1])
@@ -43,9 +69,19 @@ def summary(logits, labels):  # [B, classes], [B] -> dictionary
 
 
 def confusion(predictions, labels, classes):  # 2 x [B] -> counts [true, predicted]
-    """How often each class is taken for each."""
-    cells = np.asarray(labels) * classes + np.asarray(predictions)
+    """How often each class is taken for each; a prediction of -1 (`guess`) is counted nowhere."""
+    labels, predictions = np.asarray(labels), np.asarray(predictions)
+    cells = (labels * classes + predictions)[predictions >= 0]
     return np.bincount(cells, minlength=classes * classes).reshape(classes, classes)
+
+
+def confused(predictions, labels, most=PAIRS):  # 2 x [B] -> [(true, predicted, count)]
+    """Which class is taken for which other, the most frequent first."""
+    wrong = (predictions != labels) & (predictions >= 0)
+    pairs = np.stack([labels[wrong], predictions[wrong]])
+    pairs, counts = np.unique(pairs, axis=1, return_counts=True)
+    first = np.argsort(-counts, kind="stable")[:most]
+    return [(*pairs[:, i].tolist(), int(counts[i])) for i in first]
 
 
 def signs(labels, classes):  # [B] -> float64 [B, classes]
@@ -83,7 +119,7 @@ def few_shot(features, labels, shots, classes, *, variant="free", backend="numpy
     weights, bias = fit_ridge(train, signs(labels[0][shots], classes), constant, backend)
     result = []
     for w, b in zip(weights, bias, strict=True):
-        guesses = [(x @ w + b).argmax(-1) for x in others]
+        guesses = [guess(x @ w + b) for x in others]
         result.append([(g == y).mean() for g, y in zip(guesses, labels[1:], strict=True)])
     return np.array(result)
 
@@ -103,114 +139,158 @@ def fit_ridge(x, y, constant, backend):  # -> weights [G, D, K], bias [G, K]
 def few_shot_table(features, labels, draws, classes, **options):
     # {k: list of indices of shots} -> [(k, accuracy of each draw, penalty)]
     """For each k, some draws of k images a class; one penalty, the best on held-out images."""
-    rows = []
+    rows, bar = [], progress(total=sum(map(len, draws.values())), what="fitting", unit="draw")
     for k, chosen in draws.items():
-        results = [few_shot(features, labels, shots, classes, **options) for shots in chosen]
-        results = np.stack(results)  # [draws, penalties, 2]
+        results = []  # [draws, penalties, 2]
+        for shots in chosen:
+            results.append(few_shot(features, labels, shots, classes, **options))
+            bar.update()
+        results = np.stack(results)
         best = results[..., 0].mean(0).argmax()
         rows.append((k, results[:, best, 1], PENALTIES[best]))
+    bar.close()
     return rows
 
 
 def parser():
     """All arguments of the command line."""
-    p = argparse.ArgumentParser(prog="python -m minivit.evaluate", description=__doc__)
+    p = command.Parser(prog="python -m minivit.evaluate", description=__doc__)
     p.add_argument("--checkpoint", required=True, metavar="FILE", help=".npz or .safetensors")
-    p.add_argument("--dataset", default="fashion-mnist", help="(default: fashion-mnist)")
+    finetune.add_data_options(p)
     text = "images of each class to fit a linear classifier to; several numbers for several rows"
-    p.add_argument("--few-shot", type=int, nargs="+", metavar="K", help=text)
-    p.add_argument("--draws", type=int, default=5, help="of these images (default: 5)")
+    p.add_argument("--few-shot", type=command.whole(1), nargs="+", metavar="K", help=text)
+    text = "of these images (default: 5)"
+    p.add_argument("--draws", type=command.whole(1, 1000), default=5, help=text)
     text = "bias left alone, or as in big_vision: whitened, the bias a feature of 100"
     p.add_argument("--ridge", choices=("free", "big_vision"), default="free", help=text)
     text = "what is a feature: the class token, or the mean of all (a masked model's are better)"
     p.add_argument("--features", choices=("class", "mean"), default="class", help=text)
     text = "side or HEIGHTxWIDTH, positions are resized (default: the model's)"
     p.add_argument("--image-size", type=image_shape, help=text)
-    p.add_argument("--old-grid", type=image_shape, help="of the file's positions, if no square")
+    opening.add_reading_options(p)
+    text = "the checkpoint's class names, a line each, where it has none of its own"
+    p.add_argument("--labels", metavar="FILE", help=text)
     p.add_argument("--backend", choices=("jax", "numpy"), default="jax", help="which twin runs")
-    p.add_argument("--output", type=Path, metavar="PNG", help="confusion (default: by the file)")
+    text = "confusion, .png, .pdf or .svg (default: beside the checkpoint)"
+    p.add_argument("--output", metavar="FILE", help=text)
     return p
 
 
-def scorer(args, params, description, size):  # -> function: uint8 images -> [B, ...]
-    """The model at the size asked for; without a head its result is the features."""
-    grid = args.old_grid or description["grid"]
+def prepare(args, params, description, *parts):
+    # -> function: uint8 images -> [B, ...]; data set
+    """The model at the size asked for, its features if it has no head, and what it is asked about.
+
+    A part of the data that is not named is not decoded.
+    """
+    size = args.image_size or finetune.image_size(params, description)
+    grid = description["grid"]
     params = finetune.at_size(params, size, description["dialect"], old_grid=grid)
     options = finetune.settings(description) | {"mean": args.features == "mean"}
     engine = engines.make(args.backend, params, model=options)
-    return lambda images: scores(engine, images, size, description["channels"])
+
+    def score(images):
+        found = scores(engine, images, size, description["channels"], "scoring")
+        check_scores(found, args.checkpoint)
+        return found
+
+    return score, finetune.load_data(args, size, description["channels"], parts)
 
 
-def load_data(args, params, description):  # -> data set, size of the model's images
-    """What the model is asked about."""
-    size = args.image_size or finetune.image_size(params, description, args.old_grid)
-    parts = ("train", "test") if args.few_shot else ("test",)  # nothing is decoded in vain
-    channels = description["channels"]
-    return datasets.load_at(args.dataset, size, parts=parts, channels=channels), size
+def align(dataset, names, source, known):  # -> Dataset
+    """The data set with the checkpoint's labels; by number, which is said, if it has no names."""
+    if names:
+        try:
+            return datasets.aligned(dataset, names, source)
+        except ValueError as error:
+            raise ValueError(f"{error}; {WORTH}") from None
+    if known != len(dataset.classes):
+        ours = counted(len(dataset.classes), "class", "classes")
+        raise ValueError(
+            f"{source} knows {known or 'no'} classes, {dataset.name} has {ours}; {WORTH}"
+        )
+    print(
+        f"{literal(source)} does not name its classes; they are taken to be those of "
+        f"{literal(dataset.name)}, in its order (--labels FILE names them)"
+    )
+    return dataset
 
 
 def classify(args):
     """Print loss and accuracies, and draw the confusion."""
-    params, description = checkpoint.inspect(args.checkpoint)
-    dataset, size = load_data(args, params, description)
-    if description["classes"] != len(dataset.classes):
-        raise ValueError(
-            f"{args.checkpoint} knows {description['classes'] or 'no'} classes, {dataset.name} has "
-            f"{len(dataset.classes)}; ask what its features are worth with --few-shot 1 5 10 25"
-        )
-    output = args.output or Path(args.checkpoint).with_suffix(".confusion.png")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"--output {output}: there is no folder {output.parent}")
-    score, labels = scorer(args, params, description, size), dataset.test_labels
-    logits = score(dataset.test_images)
-    result = summary(logits, labels)
-    print(f"{'top-1':<8}{result['accuracy']:8.2%} of {len(labels)} test images of {dataset.name}")
+    path, names = args.checkpoint, None
+    params, description = opening.read(path, **opening.chosen(args))
+    output = command.picture(args.output or Path(path).with_suffix(".confusion.png"), "--output")
+    if description["classes"] and (args.labels or description.get("class_names")):
+        names = opening.class_names(description, args.labels)
+    score, dataset = prepare(args, params, description, "test")
+    dataset = align(dataset, names, args.labels or path, description["classes"])
+    logits, labels = score(dataset.test_images), dataset.test_labels
+    result, name = summary(logits, labels), literal(dataset.name)
+    print(
+        f"{'top-1':<8}{result['accuracy']:8.2%} of {counted(len(labels), 'test image')} of {name}"
+    )
     if len(dataset.classes) > 5:
         print(f"{'top-5':<8}{top_k(logits, labels, 5):8.2%}")
-    print(f"{'loss':<8}{result['loss']:8.4f}")
+    print(f"{'loss':<8}{result['loss']:8.4f}", flush=True)
+    draw_confusion(guess(logits), labels, dataset.classes).savefig(output, dpi=100)
+    print(f"what is taken for what: {literal(output)}")
+
+
+def draw_confusion(predictions, labels, classes):  # -> Figure
+    """The confusion of any number of classes: of very many, some by side in one cell."""
     from . import figures
 
-    counts = confusion(logits.argmax(-1), labels, len(dataset.classes))
-    figures.confusion(counts, dataset.classes).savefig(output, dpi=100)
-    print(f"what is taken for what: {output}")
+    count = len(classes)
+    cells = min(count, CELLS)
+    counts = confusion(predictions * cells // count, labels * cells // count, cells)
+    return figures.confusion(counts, classes, confused(predictions, labels))
 
 
 def compare_few_shot(args):
     """Print a table: the features and raw pixels, for each number of images a class."""
-    if min(args.few_shot) < 1 or args.draws < 1:
-        raise ValueError(f"--few-shot {min(args.few_shot)}, --draws {args.draws}: at least 1 each")
-    params, description = checkpoint.inspect(args.checkpoint, head=False)
+    params, description = opening.read(args.checkpoint, **opening.chosen(args), head=False)
     if is_resnet(params) and args.features != "class":
         raise ValueError(
             f"--features {args.features}: {args.checkpoint} is a ResNet without tokens"
         )
-    dataset, size = load_data(args, params, description)
+    score, dataset = prepare(args, without_head(params), description, *datasets.PARTS)
     dataset, *held = datasets.hold_out(
         dataset, min(0.5, HELD_OUT / len(dataset.train_images)), seed=0
     )
-    classes = len(dataset.classes)
+    check_pixels(dataset)
+    names, answers = dataset.classes, dataset.train_labels
     draws = {
-        k: [
-            datasets.draw_shots(dataset.train_labels, dataset.classes, k, s)
-            for s in range(args.draws)
-        ]
+        k: [datasets.draw_shots(answers, names, k, seed) for seed in range(args.draws)]
         for k in args.few_shot
     }
     # Only the features of images that some draw contains are computed.
     used = np.unique(np.concatenate([shots for each in draws.values() for shots in each]))
     draws = {k: [np.searchsorted(used, shots) for shots in each] for k, each in draws.items()}
-    score = scorer(args, without_head(params), description, size)
     parts = dataset.train_images[used], held[0], dataset.test_images
-    labels = dataset.train_labels[used], held[1], dataset.test_labels
-    pixels = [datasets.normalise(part).reshape(len(part), -1) for part in parts]
+    labels = answers[used], held[1], dataset.test_labels
     options = {"variant": args.ridge, "backend": args.backend}
-    print(f"per cent of {len(parts[2])} test images, mean and deviation of {args.draws} draws")
-    print(f"{'images a class':<16}" + "".join(f"{k:>16}" for k in args.few_shot))
-    for name, features in (("features", [score(part) for part in parts]), ("raw pixels", pixels)):
-        table = few_shot_table(features, labels, draws, classes, **options)
+    print(
+        f"per cent of {counted(len(parts[2]), 'test image')}, mean and deviation of "
+        f"{counted(args.draws, 'draw')}"
+    )
+    print(f"{'images a class':<16}" + "".join(f"{k:>16}" for k in args.few_shot), flush=True)
+    for name, see in (("features", score), ("raw pixels", raw)):
+        table = few_shot_table([see(part) for part in parts], labels, draws, len(names), **options)
         cells = (f"{100 * a.mean():.1f} ± {100 * a.std():.1f}" for _, a, _ in table)
         print(f"{name:<16}" + "".join(f"{cell:>16}" for cell in cells))
-        print(f"{'  penalty':<16}" + "".join(f"{l2:>16g}" for *_, l2 in table))
+        print(f"{'  penalty':<16}" + "".join(f"{l2:>16g}" for *_, l2 in table), flush=True)
+
+
+def check_pixels(dataset):
+    """Whether all pixels fit into the memory as features, float32 and then float64."""
+    pixels = dataset.test_images.size
+    what = f"raw pixels of {counted(len(dataset.test_images), 'test image')}"
+    check_memory(12 * pixels, what, "choose a smaller --image-size")
+
+
+def raw(images):  # uint8 [B, height, width, C] -> [B, height * width * C]
+    """Pixels as features, to compare with."""
+    return datasets.normalise(images).reshape(len(images), -1)
 
 
 def evaluate(args):
@@ -219,16 +299,17 @@ def evaluate(args):
     for name, wanted in given.items():
         if wanted and not args.few_shot:
             raise ValueError(f"{name} is for --few-shot; say how many images a class")
-    if args.few_shot and args.output:
-        raise ValueError("--output is for the confusion, which --few-shot does not draw")
+    given = {"--output": "the confusion", "--labels": "the classes of the checkpoint"}
+    for name, purpose in given.items():
+        if args.few_shot and getattr(args, name[2:]):
+            raise ValueError(f"{name} is for {purpose}, which --few-shot does not look at")
     return (compare_few_shot if args.few_shot else classify)(args)
 
 
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
-    args = parser().parse_args(argv)
-    return command.run("evaluate", lambda: evaluate(args))
+    return command.main(parser, evaluate, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    machine.leave(main())

@@ -1,18 +1,22 @@
 """A trained model made ready for other classes, and for images of another size (section 3.2).
 
-`python -m minivit.finetune FILE --image-size 56` measures how well its features survive that size:
-a linear head is fitted on 1,000 training images, once for every way to resize the positions.
+`python -m minivit.finetune FILE --image-size 56` trains nothing: it measures how well the features
+survive that size, by a linear head that is fitted in closed form on 1,000 training images, once for
+every way to resize the positions. To fine-tune, `python -m minivit.train --init FILE`.
 """
 
-import argparse
 import math
-import sys
+
+if __name__ == "__main__":  # before the libraries load
+    from .machine import end_at_interrupt
+
+    end_at_interrupt("minivit.finetune: interrupted")
 
 import numpy as np
 
-from . import checkpoint, command, datasets, evaluate, in_numpy
+from . import command, datasets, engines, evaluate, in_numpy, machine, opening
 from .architecture import is_resnet, token_grid, token_pixels
-from .batches import fit
+from .batches import scores
 from .interpolation import METHODS, source_grid
 from .params import without_head
 from .shapes import image_shape
@@ -93,61 +97,82 @@ def settings(description):  # -> options of `model`
     return {name: description[name] for name in ("gelu_form", "epsilon") if name in description}
 
 
-def features(params, images, batch_size=250, **options):  # uint8 [B, height, width, C] -> [B, D]
-    """What the head would see."""
-    body = without_head(params)
-    parts = [images[i : i + batch_size] for i in range(0, len(images), batch_size)]
-    return np.concatenate(
-        [in_numpy.model(body, datasets.normalise(part), **options)[0] for part in parts]
-    )
-
-
-def probe(params, description, size, dataset, method, *, examples=1000, l2=10.0, seed=0):
+def probe(params, description, size, dataset, method, *, examples=1000, l2=10.0, seed=0, what=None):
     # -> accuracy
     """Share of test images that a linear head on the features gets right.
 
-    The head is fitted on standardised features of a few training images, in closed form.
+    The head is fitted on standardised features of a few training images, in closed form. `what` is
+    the model's name in errors, and begins the bar on the terminal.
     """
     classes = len(dataset.classes)
-    channels = description["channels"]
     options = {"old_grid": description["grid"], "dialect": description["dialect"]}
     body = adapt(params, image_size=size, classes=classes, method=method, seed=seed, **options)
-    model = settings(description)
+    engine = engines.make("numpy", without_head(body), model=settings(description))
     chosen = np.random.default_rng([seed, datasets.ORDER]).permutation(len(dataset.train_images))
     chosen = chosen[:examples]
 
     def see(images):
-        return features(body, fit(images, size, channels), **model)
+        found = scores(engine, images, size, description["channels"], what)
+        evaluate.check_scores(found, what or "the model")
+        return found
 
     train, test = evaluate.whiten(see(dataset.train_images[chosen]), see(dataset.test_images))
     weights, bias = evaluate.ridge(train, dataset.train_labels[chosen], classes, l2)
-    scores = test @ weights + bias
-    return float((scores.argmax(-1) == dataset.test_labels).mean())
+    return float((in_numpy.guess(test @ weights + bias) == dataset.test_labels).mean())
 
 
-def main(argv=None):  # -> exit status
-    """A line for every size and method."""
-    p = argparse.ArgumentParser(prog="python -m minivit.finetune", description=__doc__)
-    p.add_argument("checkpoint", metavar="FILE")
-    p.add_argument("--image-size", type=image_shape, nargs="+", required=True)
-    p.add_argument("--old-grid", type=image_shape, help="of the file's positions, if no square")
-    p.add_argument("--dataset", default="fashion-mnist")
-    args = p.parse_args(argv)
-    return command.run("finetune", lambda: compare(args))
+def add_data_options(p):
+    """Which pictures, for commands that read a data set."""
+    text = "fashion-mnist (the default), shapes, cifar-10, cifar-100, folder:PATH"
+    p.add_argument("--dataset", default="fashion-mnist", help=text)
+    text = "stop at a broken picture of a folder"
+    p.add_argument("--strict", action="store_true", help=text)
+
+
+def load_data(args, size, channels, parts=datasets.PARTS):  # -> Dataset
+    """The data set of `add_data_options`; a part that is not asked for is not decoded."""
+    if args.strict and not args.dataset.startswith("folder:"):
+        raise ValueError("--strict needs --dataset folder:PATH")
+    options = {"channels": channels, "strict": args.strict}
+    return datasets.load_at(args.dataset, size, parts=parts, **options)
+
+
+def parser():
+    """All arguments of the command line."""
+    p = command.Parser(prog="python -m minivit.finetune", description=__doc__)
+    p.add_argument("checkpoint", metavar="FILE", help=".npz or .safetensors")
+    text = "sides, or HEIGHTxWIDTH, to measure at"
+    p.add_argument("--image-size", type=image_shape, nargs="+", required=True, help=text)
+    opening.add_reading_options(p)
+    add_data_options(p)
+    return p
 
 
 def compare(args):
-    """The lines."""
-    params, description = checkpoint.inspect(args.checkpoint, head=False)
-    largest = max(args.image_size, key=math.prod)
-    dataset = datasets.load_at(args.dataset, largest, channels=description["channels"])
-    told = description | {"grid": args.old_grid or description["grid"]}
+    """A line for every size and every way to get there."""
+    params, description = opening.read(args.checkpoint, **opening.chosen(args), head=False)
+    for size in args.image_size:  # one that does not fit is found before any work
+        engines.check_attention(params, math.prod(token_grid(params, size) or (0,)))
+    path, largest = command.literal(args.checkpoint), max(args.image_size, key=math.prod)
+    dataset = load_data(args, largest, description["channels"])
     for size in args.image_size:
-        same = is_resnet(params) or size == image_size(params, description, args.old_grid)
-        for method in ["corners"] if same else [*METHODS, "random"]:
-            accuracy = probe(params, told, size, dataset, method)
-            print(f"{size[0]}x{size[1]}  {'as it is' if same else method:<14}{accuracy:.1%}")
+        for method, name in ways(params, description, size).items():
+            accuracy = probe(params, description, size, dataset, method, what=path)
+            print(f"{size[0]}x{size[1]}  {name:<14}{accuracy:.1%}", flush=True)
+
+
+def ways(params, description, size):  # -> {method: what is printed of it}
+    """How the positions can be resized; one way for what needs none, or has none."""
+    table = "posembed_input" in params.get("Transformer", {})
+    if not table or size == image_size(params, description):
+        return {"corners": "as it is"}
+    return {name: name for name in (*METHODS, "random")}
+
+
+def main(argv=None):  # -> exit status
+    """Run, and say in one line what a user can mend."""
+    return command.main(parser, compare, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    machine.leave(main())

@@ -156,7 +156,8 @@ class Run:
 
     def load_state(self, tree, record):
         """The reverse of `save_state`."""
-        datasets.check_identity(record["data"], self.dataset, f"the state in {self.folder}")
+        if "data" in record:  # version 0.1 did not note it
+            datasets.check_identity(record["data"], self.dataset, f"the state in {self.folder}")
         self.engine.load_state(tree)
         self.rows = record["rows"]
         self.pending = [tuple(numbers) for numbers in record["pending"]]

@@ -44,7 +44,8 @@ def draw_corruption(rng, batch, patches, *, share=0.5, parts=(0.8, 0.1, 0.1)):  
     """Choose patches of every image, and for each one of three fates.
 
     The paper corrupts half of the patches: of these 80 % become the mask embedding, 10 % another
-    random patch's embedding of the same image, and 10 % are kept.
+    random patch's embedding of the same image, and 10 % are kept. Where an image is one patch
+    there is no other: what would be swapped is kept, and the loss counts it all the same.
     """
     if min(parts) < 0 or abs(sum(parts) - 1) > 1e-9:
         raise ValueError(f"parts {parts} must not be negative and must sum to one")

@@ -41,25 +41,46 @@ def schedule(step, *, base, total, warmup=0, decay="cosine", end=1e-5):  # -> le
 
 
 def global_norm(grads, across=None):
-    """Euclidean norm of all gradients together.
+    """Euclidean norm of all gradients together; infinite where it overflows itself.
 
     Where each device has a part of them, `across` adds a number up over the devices.
     """
+    return clip_by_global_norm(grads, 0, across)[1]
+
+
+def root_of_squares(grads, across=None):
+    """The global norm, unless its square overflows: float32's does above 1.8e19."""
     square = sum((leaf * leaf).sum() for leaf in flatten(grads).values())
     return (across(square) if across else square) ** 0.5
 
 
+def in_units(grads, across=None):  # -> gradients / unit in float32 at least, their norm, unit
+    """Gradients whose squares can be summed: the unit is 1, or a large power of two if need be."""
+    grads = tree_map(lambda g: g.astype("float32") if g.dtype.itemsize == 2 else g, grads)
+    norm = root_of_squares(grads, across)
+    xp = norm.__array_namespace__()
+    unit = 2.0 ** (xp.finfo(norm.dtype).maxexp * 5 // 8)
+    if not isinstance(norm, np.generic):  # JAX knows it only when the step runs
+        unit = xp.where(xp.isfinite(norm), 1, unit)
+    elif np.isfinite(norm):
+        return grads, norm, 1.0
+    grads = tree_map(lambda leaf: leaf / unit, grads)
+    return grads, root_of_squares(grads, across), unit
+
+
+@np.errstate(over="ignore", invalid="ignore")
 def clip_by_global_norm(grads, limit, across=None):  # -> gradients, their norm before
     """Shrink all gradients by one factor so that their global norm is at most `limit`.
 
     A limit of 0 or None switches clipping off. At or below the limit nothing changes, to the bit.
+    Finite gradients are clipped rightly also where their norm overflows.
     """
-    norm = global_norm(grads, across)
+    small, norm, unit = in_units(grads, across)
     if not limit:
-        return grads, norm
-    xp = norm.__array_namespace__()
-    factor = 1 / xp.maximum(norm / limit, 1)
-    return tree_map(lambda leaf: leaf * factor, grads), norm
+        return grads, norm * unit
+    factor = 1 / norm.__array_namespace__().maximum(norm / limit, 1 / unit)
+    clipped = tree_map(lambda s, g: (s * factor).astype(g.dtype, copy=False), small, grads)
+    return clipped, norm * unit
 
 
 def start(params, rule="adamw", *, average=False):
@@ -111,7 +132,8 @@ def map_with_name(function, *trees):
 
 def polyak(average, params, keep):
     """Polyak averaging: `keep` of the old average, the rest of the new weights."""
-    return tree_map(lambda a, p: keep * a + (1 - keep) * p, average, params)
+    # By the difference: keep and 1 - keep, each rounded, need not sum to one.
+    return tree_map(lambda a, p: a + (1 - keep) * (p - a), average, params)
 
 
 def warm_keep(step, keep):
@@ -127,25 +149,29 @@ def update(
 ):  # -> params, state
     """One step of a rule, on gradients clipped by their global norm.
 
-    Gradients or new weights that are not finite change nothing, and the step is counted in
-    `skipped`. `across` is for gradients of which each device has a part (`global_norm`).
+    A step to weights or moments that are not finite changes nothing, and is counted in `skipped`.
+    `across` is for gradients of which each device has a part (`global_norm`).
     """
     if isinstance(learning_rate, np.generic):
         learning_rate = learning_rate.item()
     skipped = {"params": params, "state": state | {"skipped": state["skipped"] + 1}}
     with np.errstate(invalid="ignore", over="ignore"):
-        grads, norm = clip_by_global_norm(grads, clip, across)
+        grads = clip_by_global_norm(grads, clip, across)[0] if clip else grads
         new, new_state = RULES[rule](params, grads, state, learning_rate, **options)
+        checked = new
+        if "square" in new_state and not (clip and clip < 1e15):
+            # An unclipped gradient's square may overflow, which would make a step of 0.
+            checked = tree_map(lambda p, v: p * 0 + v, new, new_state["square"])
         # Nothing times zero is zero, unless it is infinite or no number.
-        zero = sum((leaf * 0).sum() for leaf in flatten(new).values())
+        zero = sum((leaf * 0).sum() for leaf in flatten(checked).values())
         zero = across(zero) if across else zero
     if "average" in state:
         new_state = new_state | {"average": polyak(state["average"], new, keep)}
     result = {"params": new, "state": new_state}
-    xp = norm.__array_namespace__()
-    sound = xp.isfinite(norm) & (zero == 0)
-    if isinstance(norm, np.generic):
+    sound = zero == 0
+    if isinstance(sound, np.bool):
         kept = result if sound else skipped
     else:  # JAX knows them only when the step runs
-        kept = tree_map(lambda a, b: xp.where(sound, a, b), result, skipped)
+        where = zero.__array_namespace__().where
+        kept = tree_map(lambda a, b: where(sound, a, b), result, skipped)
     return kept["params"], kept["state"]

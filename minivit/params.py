@@ -270,7 +270,7 @@ def initialise(variant, rng, *, image_size=224, channels=3, classes=1000, head_b
     rng = np.random.default_rng(rng)
     if isinstance(variant, ResNet):
         named, bias = (
-            resnet_shapes(variant, channels=channels, classes=classes),
+            resnet_shapes(variant, channels=channels, classes=classes, **options),
             "resnet/head/conv2d/bias",
         )
     else:

@@ -5,6 +5,7 @@ all cores, and the data ready on its device.
 """
 
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -160,6 +161,15 @@ def flax(task):
         return float(np.asarray(scores)[0, 0])
 
     return train if task.what == "train" else forward
+
+
+NEEDS = {"timm": ("torch", "timm"), "vit-pytorch": ("torch", "vit_pytorch"), "flax": ("flax",)}
+
+
+def absent(name):  # of a contestant -> names of packages
+    """What would have to be installed for it."""
+    needed = NEEDS.get(name.removesuffix(" compiled"), ())
+    return [module.replace("_", "-") for module in needed if find_spec(module) is None]
 
 
 PEERS = {

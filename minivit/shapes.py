@@ -1,14 +1,16 @@
 """What shapes must fit together, for both twins; plain Python, and errors that name a remedy."""
 
 import argparse
+import math
 import re
+from numbers import Integral
 
 LONGEST_SIDE = 10_000  # of images in pixels, and of grids
 
 
 def pair(patch):  # P or (P, Q) -> (P, Q)
     """A patch size as rows and columns."""
-    return (patch, patch) if isinstance(patch, int) else tuple(patch)
+    return (patch, patch) if isinstance(patch, Integral) else tuple(patch)
 
 
 def image_shape(text):  # "224" or "28x56" -> height, width
@@ -31,6 +33,18 @@ def patch_grid(height, width, patch):  # -> rows, columns of patches
             f"{max(1, round(height / rows)) * rows}x{max(1, round(width / columns)) * columns}"
         )
     return height // rows, width // columns
+
+
+def grid_of(patches):  # [B, h, w, F], or of a square [B, N, F] -> h, w
+    """The grid of an array of patches, by its shape."""
+    if len(patches) == 4:
+        return patches[1:3]
+    side = math.isqrt(patches[1]) if len(patches) == 3 else 0
+    if not side or side * side != patches[1]:
+        raise ValueError(
+            f"patches of shape {tuple(patches)} form no square; reshape them to [B, h, w, P*P*C]"
+        )
+    return side, side
 
 
 def feature_grid(height, width, stages):  # -> rows, columns of a ResNet's feature map
@@ -107,6 +121,19 @@ def check_gelu(form):
     """The two forms of GELU in use."""
     if form not in ("tanh", "erf"):
         raise ValueError(f"unknown GELU form {form!r}; choose 'tanh' or 'erf'")
+
+
+def check_loss(loss):
+    """The two losses over class scores."""
+    if loss not in ("softmax", "sigmoid"):
+        raise ValueError(f"unknown loss {loss!r}; choose 'softmax' or 'sigmoid'")
+
+
+def check_names(options, known):
+    """Options that nothing else would miss if they were misspelt."""
+    for name in options:
+        if name not in known:
+            raise ValueError(f"unknown option {name!r}; there are {', '.join(known)}")
 
 
 def depth(encoder):  # parameters of an encoder -> L

@@ -1,5 +1,8 @@
 """Metrics (cases LOS-03, LOS-05) and few-shot evaluation (FEW-01 to FEW-05)."""
 
+import io
+import tracemalloc
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from minivit import checkpoint, datasets, evaluate, in_jax, in_numpy, masking, params, variants
+from minivit import (
+    batches,
+    checkpoint,
+    datasets,
+    evaluate,
+    in_jax,
+    in_numpy,
+    masking,
+    params,
+    variants,
+)
+from minivit.progress import progress
 
 
 def test_every_example_counts_once():
@@ -231,20 +245,161 @@ def test_few_shot_command(files, backend, extra, capsys):
         (["--features", "mean"], "--features is for --few-shot"),
         (["--ridge", "big_vision"], "--ridge is for --few-shot"),
         (["--few-shot", "1", "--output", "x.png"], "--output is for the confusion"),
-        (["--few-shot", "0"], "--few-shot 0, --draws 5: at least 1 each"),
+        (["--few-shot", "1", "--labels", "x"], "--labels is for the classes of the checkpoint"),
+        (["--strict"], "--strict needs --dataset folder:PATH"),
         (["--few-shot", "70"], "training images, 70 a class are asked for; ask for fewer"),
-        ([], "knows no classes, day has 2; ask what its features are worth with --few-shot"),
+        (
+            [],
+            "knows no classes, day has 2 classes; ask what its features are worth with --few-shot",
+        ),
         (["--image-size", "9", "--few-shot", "1"], "image 9x9 is not divisible by patch 4x4"),
     ],
 )
-def test_wrong_values(files, arguments, message, capsys):
-    assert evaluate.main(["--checkpoint", files[1], *arguments]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
+def test_wrong_values(files, arguments, message, refusal):
+    assert message in refusal(evaluate.main, ["--checkpoint", files[1], *arguments])
 
 
-def test_an_output_without_a_folder(files, capsys):
-    """Known before the model runs."""
-    assert evaluate.main(["--checkpoint", files[0], "--output", "absent/x.png"]) == 2
-    assert "there is no folder absent" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("absent/x.png", "there is no folder absent"),
+        ("/proc/x.png", "--output /proc/x.png cannot be written"),  # of a superuser too
+        ("x.npz", "x.npz must end in .png, .pdf or .svg"),
+        ("folder.png", "folder.png is a folder"),
+    ],
+)
+def test_what_cannot_be_written(files, output, message, refusal, monkeypatch, tmp_path):
+    """Known before there is an engine, let alone a score."""
+    monkeypatch.setattr(evaluate, "prepare", None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    assert message in refusal(evaluate.main, ["--checkpoint", files[0], "--output", output])
+    assert {p.name for p in tmp_path.iterdir()} == {"a.npz", "b.npz", "folder.png"}
+
+
+@pytest.fixture
+def pets(tmp_path):
+    """A checkpoint that tells dark from bright by name, and makes folders of such pictures."""
+    size = variants.Variant("x", 4, 8, 16, 2, 1)
+    p = params.initialise(size, 0, image_size=8, channels=1, classes=2, class_token=False)
+    p["Transformer"]["encoder_norm"]["scale"][:] = 0  # all features are the bias then,
+    p["Transformer"]["encoder_norm"]["bias"][:] = 1  # and the second class always wins
+    p["head"]["kernel"][:, 1] = 1
+    checkpoint.save(tmp_path / "named.npz", p, settings={"class_names": ["cat", "dog"]})
+    checkpoint.save(tmp_path / "bare.npz", p)
+
+    def make(name, *classes, train=b"broken"):
+        for label, each in enumerate(classes):
+            for part in ("train", "test"):
+                folder = tmp_path / name / part / each
+                folder.mkdir(parents=True)
+                for i in range(3 + 4 * label):
+                    picture = Image.new("L", (8, 8), 200 * label + i)
+                    picture.save(folder / f"{i}.png")
+                    if part == "train" and train:
+                        (folder / f"{i}.png").write_bytes(train)
+        return ["--dataset", f"folder:{tmp_path / name}", "--backend", "numpy"]
+
+    return tmp_path, make
+
+
+def test_classes_are_matched_by_name(pets, refusal, capsys):
+    """NC-01: the second class is "dog" in the file; another order of folders does not matter.
+
+    No picture to train on is opened: all of them are broken.
+    """
+    folder, make = pets
+    given = ["--checkpoint", str(folder / "named.npz")]
+    assert evaluate.main([*given, *make("pets", "cat", "dog")]) == 0
+    assert " 70.00% of 10 test images" in capsys.readouterr().out
+    for classes in (("cat", "Dog"), ("kitten", "dog"), ("cat", "dog", "eel")):
+        error = refusal(evaluate.main, [*given, *make("-".join(classes), *classes)])
+        assert f"only folder:{folder}" in error
+        assert "--few-shot" in error
+    labels = folder / "labels.txt"
+    labels.write_text("dog\ncat\n")  # so the second class is the cat
+    assert evaluate.main([*given, *make("more", "cat", "dog"), "--labels", str(labels)]) == 0
+    assert " 30.00% of 10 test images" in capsys.readouterr().out
+
+
+def test_a_file_without_names(pets, refusal, capsys):
+    """Then the number of classes is all that can be compared, and that is said."""
+    folder, make = pets
+    given = ["--checkpoint", str(folder / "bare.npz")]
+    assert evaluate.main([*given, *make("ab", "a", "b")]) == 0
+    assert "bare.npz does not name its classes" in capsys.readouterr().out
+    assert "bare.npz knows 2 classes" in refusal(evaluate.main, [*given, *make("3", *"abc")])
+    absent = ["--labels", str(folder / "absent.txt")]
+    assert "absent.txt" in refusal(evaluate.main, [*given, *make("4", "a", "b"), *absent])
+
+
+def test_features_know_no_names(pets, capsys):
+    """`--few-shot` fits classes of its own, whatever they are called."""
+    folder, make = pets
+    for name, classes in (("one", ("cat", "dog")), ("two", ("Cat", "wolf"))):
+        given = ["--checkpoint", str(folder / "named.npz"), "--few-shot", "1", "--draws", "1"]
+        assert evaluate.main([*given, *make(name, *classes, train=None)]) == 0
+        assert "per cent of 10 test images, mean and deviation of 1 draw\n" in (
+            capsys.readouterr().out
+        )
+
+
+@pytest.mark.parametrize("extra", [[], ["--few-shot", "1"]])
+@pytest.mark.parametrize("backend", ["jax", "numpy"])
+def test_scores_that_are_no_numbers(pets, extra, backend, capsys):
+    """Finite weights whose scores are not: one line that names the file, and no accuracy."""
+    folder, make = pets
+    p = checkpoint.load(folder / "bare.npz")
+    p["Transformer"]["encoder_norm"]["bias"][:] = 3e38
+    p["head"]["kernel"][:] = 3e38
+    p["embedding"]["kernel"][:] = p["embedding"]["bias"][:] = 3e38
+    checkpoint.save(folder / "wild.npz", p)
+    given = ["--checkpoint", str(folder / "wild.npz"), *extra, *make("pets", *"ab", train=None)]
+    with np.errstate(all="ignore"):
+        assert evaluate.main([*given, "--backend", backend]) == 2
+    said = capsys.readouterr()
+    assert "wild.npz gives scores that are not finite for" in said.err
+    assert "top-1" not in said.out
+    assert not list(folder.glob("*.confusion.png"))
+
+
+def test_what_is_confused():
+    """Wrong answers alone, by how often; no answer (-1) is none."""
+    labels = np.array([0, 0, 1, 1, 1, 2, 2])
+    found = evaluate.confused(np.array([0, 1, 0, 0, -1, 1, 2]), labels)
+    assert found == [(1, 0, 2), (0, 1, 1), (2, 1, 1)]
+    assert evaluate.confused(np.array([0, 1, 0, 0, -1, 1, 2]), labels, 1) == [(1, 0, 2)]
+    assert evaluate.confused(labels, labels) == []
+
+
+def test_the_confusion_of_very_many_classes():
+    """NC-09: no array of classes times classes, and a picture of one size."""
+    classes, rng = 21_843, np.random.default_rng(0)
+    labels = rng.integers(0, classes, 3000).astype(np.int32)
+    tracemalloc.start()
+    large = evaluate.draw_confusion(
+        np.maximum(labels - 1, 0), labels, [str(i) for i in range(classes)]
+    )
+    large.savefig(io.BytesIO(), dpi=100)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 60e6  # bytes; the matrix of all classes would take 3.8e9
+    small = evaluate.draw_confusion(labels % 31, labels % 31, [str(i) for i in range(31)])
+    assert tuple(large.get_size_inches()) == tuple(small.get_size_inches())
+    share = large.axes[0].images[0].get_array()
+    np.testing.assert_allclose(share.sum(1)[share.sum(1) > 0], 100)
+
+
+def test_signs_of_life(files, monkeypatch):
+    """All that takes long has a bar that says what it is."""
+    begun = []
+
+    def bar(iterable=None, what=None, **options):
+        begun.append((what, options.get("disable")))
+        return progress(iterable, what, **options)
+
+    for module in (batches, evaluate):
+        monkeypatch.setattr(module, "progress", bar)
+    given = ["--checkpoint", files[1], "--backend", "numpy"]
+    assert evaluate.main([*given, "--few-shot", "1", "--draws", "1"]) == 0
+    assert begun == 3 * [("scoring", None)] + 2 * [("fitting", None)]

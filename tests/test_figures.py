@@ -246,7 +246,7 @@ def test_command_without_a_head_and_mistakes(tmp_path, capsys):
     given = ["--checkpoint", str(path), "--old-grid", "2x4", "--output", str(tmp_path / "out")]
     pictures = [str(tmp_path / name) for name in ("broken.png", "picture.png")]
     assert figures_command([*given, "--images", *pictures]) == 1
-    assert "broken.png is not a picture" in capsys.readouterr().err
+    assert "broken.png cannot be read: it is not a picture" in capsys.readouterr().err
     assert (tmp_path / "out" / "rollout.png").exists()
     (tmp_path / "file").write_text("")
     assert figures_command([*given[:-1], str(tmp_path / "file")]) == 2

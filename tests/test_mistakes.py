@@ -85,7 +85,7 @@ def mistake(command, arguments, capsys):  # -> the one line that was said
     return line
 
 
-@pytest.mark.parametrize(("command", "option"), numeric_options())
+@pytest.mark.parametrize(("command", "option"), list(numeric_options()))
 def test_numbers_out_of_range(command, option, files, tmp_path, monkeypatch, capsys):
     """What no option means is refused by every option, with its name and the value."""
     monkeypatch.chdir(tmp_path)

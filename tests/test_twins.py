@@ -15,7 +15,7 @@ VARIANT = variants.Variant("small", patch=4, width=12, mlp=20, heads=3, blocks=2
 HYBRID = replace(VARIANT, patch=1, stem=(2, 1), stem_width=4)
 RESNET = variants.ResNet("small", units=(2, 1), width=4)
 # Permutations, each the gradient of the other (test_patches), and constants: no `back`.
-PLAIN = {"patchify", "unpatchify", "smooth_labels", "sincos2d", "resize_kernel"}
+PLAIN = {"patchify", "unpatchify", "guess", "smooth_labels", "sincos2d", "resize_kernel"}
 
 
 def model(rng, **options):
@@ -60,6 +60,7 @@ def cases():
         ("patchify", (images, 4), {}),
         ("patchify", (images, (2, 3)), {}),
         ("unpatchify", (draw((3, 2, 3, 32)), 4), {}),
+        ("unpatchify", (draw((3, 4, 32)), 4), {}),
         ("patch_embedding", (p["embedding"], images), {}),
         ("add_class_token", (p["cls"], x[:, 1:]), {}),
         ("add_positions", (p["Transformer"]["posembed_input"], x), {}),
@@ -93,6 +94,7 @@ def cases():
         ("vit", (model(rng, class_token=False), images), {}),
         ("vit", (model(rng, positions=False, classes=None), images), {}),
         ("vit", (model(rng, class_token=False) | {"MAPHead_0": map_head}, images), {}),
+        ("attention_pool", (map_head, x), {"gelu_form": "erf", "epsilon": 0.3}),
         ("vit", (registers, images), {}),
         ("vit", (p, images), {"mean": True}),
         ("classification", (p, images, targets), {}),
@@ -129,6 +131,7 @@ def cases():
         ("bit", (resnet, photo), {}),
         ("model", (resnet, photo), {}),
         ("smooth_labels", (np.array([0, 4, 2]), 5, 0.1, "float64"), {}),
+        ("guess", (draw((3, 5)),), {}),
         ("softmax_cross_entropy", (5 * draw((3, 5)), targets), {}),
         ("sigmoid_cross_entropy", (5 * draw((3, 5)), targets), {}),
     ]

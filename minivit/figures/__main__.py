@@ -4,13 +4,28 @@ Its parts, filters and positions, and where it looks in the pictures: the heads 
 far they look, and attention rollout. What a model does not have is left out, and said.
 """
 
-import argparse
-import sys
+import math
+from itertools import islice
 from pathlib import Path
+
+if __name__ == "__main__":  # before the libraries load
+    from ..machine import end_at_interrupt
+
+    end_at_interrupt("minivit.figures: interrupted")
 
 import numpy as np
 
-from .. import attention_maps, command, datasets, figures, finetune, images, predict
+from .. import (
+    attention_maps,
+    command,
+    datasets,
+    evaluate,
+    figures,
+    finetune,
+    images,
+    machine,
+    predict,
+)
 from ..architecture import (
     image_channels,
     is_resnet,
@@ -19,22 +34,25 @@ from ..architecture import (
     token_pixels,
     variant_of,
 )
+from ..command import literal
 from ..in_numpy import model, resize
+from ..machine import check_memory
 from ..params import flatten
+from ..progress import progress
 from ..variants import flops_by_part
 
 MOST, FILTERS = 8, 32  # pictures that are looked at, filters in one figure
+PLACES = 7  # along a side, for which the likeness of a larger grid is shown, as in the paper
 
 
 def parser():
     """All arguments of the command line."""
-    p = argparse.ArgumentParser(prog="python -m minivit.figures", description=__doc__)
+    p = command.Parser(prog="python -m minivit.figures", description=__doc__)
     predict.add_model_options(p)
-    p.add_argument(
-        "--images", nargs="+", default=[], help=f"files or folders, up to {MOST} pictures"
-    )
+    text = f"files or folders, up to {MOST} pictures"
+    p.add_argument("--images", nargs="+", default=[], metavar="IMAGE", help=text)
     text = "folder for the figures (default: runs/figures)"
-    p.add_argument("--output", type=Path, default=Path("runs/figures"), metavar="DIR", help=text)
+    p.add_argument("--output", default="runs/figures", metavar="DIR", help=text)
     return p
 
 
@@ -65,14 +83,26 @@ def scaled(values, unit):  # {name: number} -> unit with its factor, {name: numb
 
 def filters(params):  # -> Figure
     """The main directions of the patch embedding, or the first convolution's kernels."""
-    if is_resnet(params):
-        kernel = params["resnet"]["root_block"]["standardized_conv2d"]["kernel"]
-    elif "conv_root" in params:
-        kernel = params["conv_root"]["kernel"]
-    else:
+    scale = "mid-grey is 0, black or white each one's largest weight"
+    if "embedding" in params and "conv_root" not in params:
         kernel = params["embedding"]["kernel"]
-        return figures.filters(attention_maps.main_filters(kernel, min(FILTERS, kernel.shape[-1])))
-    return figures.filters(np.moveaxis(kernel, -1, 0)[:FILTERS])
+        main = attention_maps.main_filters(kernel, min(FILTERS, kernel.shape[-1]))
+        title = f"{len(main)} main directions of {kernel.shape[-1]} patch filters\n{scale}"
+        return figures.filters(main, title=title)
+    root = params["resnet"]["root_block"] if is_resnet(params) else params
+    kernel = root["standardized_conv2d" if is_resnet(params) else "conv_root"]["kernel"]
+    first = np.moveaxis(kernel, -1, 0)[:FILTERS]
+    title = f"{len(first)} of {kernel.shape[-1]} filters of the first convolution\n{scale}"
+    return figures.filters(first, title=title)
+
+
+def some(count):  # -> numbers below it
+    """All of few places, else so many at equal distances, both ends included."""
+    return (
+        np.unique(np.linspace(0, count - 1, PLACES).round().astype(int))
+        if count > 8
+        else range(count)
+    )
 
 
 def positions(params, size):  # -> Figure
@@ -82,12 +112,16 @@ def positions(params, size):  # -> Figure
     grid = token_grid(params, size)
     finer = tuple(2 * n for n in grid)
     new, _ = resize(table, finer, old_grid=grid, prefix=prefix)
-    likenesses = [
-        attention_maps.position_similarity(rows, cells, prefix=prefix)
-        for rows, cells in ((table, grid), (new, finer))
-    ]
-    titles = ["{}x{} patches, learned".format(*grid), "{}x{}, resized".format(*finer)]
-    return figures.positions(likenesses, titles)
+    likenesses, titles, places = [], [], []
+    for rows, cells, how in ((table, grid, "learned"), (new, finer, "resized")):
+        shown = [some(n) for n in cells]
+        options = {"prefix": prefix, "places": shown}
+        likenesses.append(attention_maps.position_similarity(rows, cells, **options))
+        count = [len(n) for n in shown]
+        titles.append("{}x{} patches, {}".format(*cells, how))
+        titles[-1] += "" if count == list(cells) else "\nmaps for {} x {} of them".format(*count)
+        places.append(shown)
+    return figures.positions(likenesses, titles, places)
 
 
 def says_classes(description):
@@ -95,10 +129,13 @@ def says_classes(description):
     return description["classes"] is not None and not description["zero_head"]
 
 
-def seen(params, description, image):  # uint8 [height, width, C] -> best class, dictionary
-    """Where a model looks in a picture, also for its most likely class, if it knows classes."""
+def seen(params, description, image, path):
+    # uint8 [height, width, C] -> best class, dictionary
+    """Where the model of a file looks, also for its most likely class, if it knows classes."""
     out, settings = {}, finetune.settings(description)
-    scores, back = model(params, datasets.normalise(image[None]), out=out, **settings)
+    with np.errstate(all="ignore"):
+        scores, back = model(params, datasets.normalise(image[None]), out=out, **settings)
+    evaluate.check_scores(scores, path)
     weights, best = attention_maps.of_blocks(out), None
     fusions = attention_maps.FUSIONS
     flows = {f"rollout, {fuse}": attention_maps.rollout(weights, fuse) for fuse in fusions}
@@ -125,7 +162,7 @@ def of_weights(params, description, size):  # -> name and Figure, one by one
         print("no positions, so no picture of them")
 
 
-def of_pictures(params, description, pictures):  # -> name and Figure, one by one
+def of_pictures(params, description, pictures, checkpoint):  # -> name and Figure, one by one
     """Where the model looks in each picture, (path, image), and in all together."""
     names, titles, found = description.get("class_names"), [], []
     hybrid = "conv_root" in params
@@ -134,14 +171,15 @@ def of_pictures(params, description, pictures):  # -> name and Figure, one by on
     if not says_classes(description):
         print("no classes (no head, or one of zeros), so no rollout by gradient")
     for number, (path, image) in enumerate(pictures, 1):
-        best, what = seen(params, description, image)
+        best, what = seen(params, description, image, checkpoint)
         label = None if best is None else names[best] if names else f"class {best}"
         stem = Path(path).stem
-        titles.append(stem if label is None else f"{stem}\n{label}")
+        titles.append(literal(stem) if label is None else f"{literal(stem)}\n{literal(label)}")
         found.append(what)
+        stem = stem[:50]  # of a name that is long already, none too long is made
         if not hybrid:
             yield f"patches-{number}-{stem}", figures.patches(image, token_pixels(params))
-        yield f"heads-{number}-{stem}", figures.heads(what["heads"])
+        yield f"heads-{number}-{stem}", figures.heads(what["heads"], image)
     distance = np.mean([what["distance"] for what in found], axis=0)
     uniform = attention_maps.patch_distances(found[0]["grid"], token_pixels(params)).mean()
     yield "distance", figures.distances(distance, uniform)
@@ -149,36 +187,49 @@ def of_pictures(params, description, pictures):  # -> name and Figure, one by on
     yield "rollout", figures.overlays([image for _, image in pictures], maps, titles)
 
 
+def read_pictures(args, params, description, size):  # -> [(path, image)], status
+    """The first `MOST` of them that can be read; status 1 if one before these could not."""
+    wanted = list(images.find(args.images))
+    if not wanted:
+        return [], 0
+    if is_resnet(params):
+        print("a ResNet has no attention, so the pictures are not looked at")
+        return [], 0
+    tokens = math.prod(token_grid(params, size)) + description["prefix_tokens"]
+    need = 4 * description["blocks"] * description["heads"] * tokens**2
+    what = f"attention among {tokens:,} tokens in {description['blocks']} blocks, with gradients,"
+    check_memory(3 * need, what, "choose a smaller --image-size")
+    bar = iter(progress(wanted, "decoding"))
+    channels = description["channels"]
+    pictures = list(islice(predict.pictures(args, bar, channels, size, "figures"), MOST))
+    rest = sum(1 for _ in bar)
+    if rest:
+        print(f"the first {MOST} of {len(wanted)} pictures")
+    return pictures, int(len(pictures) + rest < len(wanted))
+
+
 def draw(args):  # -> exit status
     """Write every figure, and say its name; 1 if some picture could not be read."""
-    if args.output.exists() and not args.output.is_dir():
-        raise ValueError(f"--output {args.output} is a file; it must be a folder, or a new name")
+    output = command.folder(args.output, "--output")
     params, description, size = predict.read_model(args, head=False)
-    wanted, pictures = list(images.find(args.images)), []
-    if wanted and is_resnet(params):
-        print("a ResNet has no attention, so the pictures are not looked at")
-    elif wanted:
-        pictures = list(predict.pictures(args, wanted, description["channels"], size, "figures"))
-    args.output.mkdir(parents=True, exist_ok=True)
-    if len(pictures) > MOST:
-        print(f"the first {MOST} of {len(pictures)} pictures")
+    pictures, status = read_pictures(args, params, description, size)
+    output.mkdir(parents=True, exist_ok=True)
 
     def every():
         yield from of_weights(params, description, size)
         if pictures:
-            yield from of_pictures(params, description, pictures[:MOST])
+            yield from of_pictures(params, description, pictures, args.checkpoint)
 
     for name, figure in every():
-        figure.savefig(args.output / f"{name}.png", dpi=100)
-        print(args.output / f"{name}.png")
-    return int(len(pictures) < len(wanted) and not is_resnet(params))
+        figure.savefig(output / f"{name}.png", dpi=100)
+        print(literal(output / f"{name}.png"), flush=True)
+    return status
 
 
 def main(argv=None):  # -> exit status
     """Run, and say in one line what a user can mend."""
-    args = parser().parse_args(argv)
-    return command.run("figures", lambda: draw(args))
+    return command.main(parser, draw, argv)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    machine.leave(main())

@@ -1,48 +1,52 @@
 """What a model learned: its filters, its positions, and where it looks."""
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from .basic import show
+from .basic import color_key, plain, show
+from .canvas import Figure
+
+OF_LARGEST = "share of each map's largest weight"  # each map has a scale of its own
 
 
-def overlay(axes, image, weights):
-    """A picture under a map of weights, each patch's weight over its pixels."""
+def overlay(axes, image, weights):  # -> the map, for its colour key
+    """A picture under a map of weights, each patch's weight over its pixels; black is 0."""
     height, width = image.shape[:2]
     show(axes, image)
     frame = (-0.5, width - 0.5, height - 0.5, -0.5)
-    axes.imshow(weights, cmap="inferno", alpha=0.65, extent=frame)
+    shares = weights / max(weights.max(), np.finfo(float).tiny)
+    return axes.imshow(shares, cmap="inferno", alpha=0.65, extent=frame, vmin=0, vmax=1)
 
 
 def attention(images, maps, titles, columns=4):  # [B, height, width, C], [B, h, w] -> Figure
     """Each image beside itself under its attention; bright is where the model looks."""
-    images, maps, titles = images[:32], maps[:32], titles[:32]
     columns = min(columns, len(images))
     rows = -(-len(images) // columns)
-    figure = Figure(figsize=(4 * columns, 2.3 * rows), layout="constrained")
+    figure = Figure(figsize=(4 * columns + 0.8, 2.3 * rows), layout="constrained")
     grid = figure.subplots(rows, 2 * columns, squeeze=False).ravel()
     for axes in grid:
         axes.axis("off")
     for i, (image, weights, title) in enumerate(zip(images, maps, titles, strict=True)):
         show(grid[2 * i], image)
-        grid[2 * i].set_title(title, fontsize=8, parse_math=False)
-        overlay(grid[2 * i + 1], image, weights)
+        grid[2 * i].set_title(plain(title, 30), fontsize=8)
+        key = overlay(grid[2 * i + 1], image, weights)
         grid[2 * i + 1].set_title(f"up to {weights.max():.0%} a patch", fontsize=8)
+    color_key(figure, key, list(grid), OF_LARGEST)
     return figure
 
 
 def overlays(images, maps, titles):  # [B, height, width, C], {name: [B, h, w]}, [B] -> Figure
     """An image a row: as it is, then under each of the maps, to compare ways to look inside."""
     columns = 1 + len(maps)
-    figure = Figure(figsize=(2.1 * columns, 2.2 * len(images) + 0.3), layout="constrained")
+    figure = Figure(figsize=(2.1 * columns + 0.8, 2.2 * len(images) + 0.3), layout="constrained")
     grid = figure.subplots(len(images), columns, squeeze=False)
     for row, image, title, *each in zip(grid, images, titles, *maps.values(), strict=True):
         show(row[0], image)
-        row[0].set_ylabel(title, fontsize=9, parse_math=False)
+        row[0].set_ylabel(plain(title, 30), fontsize=9)
         for axes, weights in zip(row[1:], each, strict=True):
-            overlay(axes, image, weights)
+            key = overlay(axes, image, weights)
     for axes, name in zip(grid[0], ("image", *maps), strict=True):
-        axes.set_title(name, fontsize=9)
+        axes.set_title(plain(name), fontsize=9)
+    color_key(figure, key, grid, OF_LARGEST)
     return figure
 
 
@@ -59,14 +63,21 @@ def centres(count, side):
     return [i * (side + 1) + (side - 1) / 2 for i in range(count)]
 
 
-def heads(maps):  # [L, H, h, w] -> Figure
+def heads(maps, image=None):  # [L, H, h, w], [height, width, C] -> Figure
     """Where each head of each block looks; every map is scaled by its own largest weight."""
     blocks, count, h, w = maps.shape
     cell = min(1.4, 12 / max(count * max(1, w / h), blocks))
-    figure = Figure(figsize=(cell * count * w / h + 1.2, cell * blocks + 0.8), layout="constrained")
-    axes = figure.subplots()
+    wide, high = cell * count * w / h + 1.2, cell * blocks + 0.8
+    beside = 0 if image is None else min(3, max(1.5, high / 2))
+    figure = Figure(figsize=(wide + beside + 0.8, high), layout="constrained")
+    if beside:
+        picture, axes = figure.subplots(1, 2, width_ratios=(beside, wide))
+        show(picture, image)
+    else:
+        axes = figure.subplots()
     largest = np.maximum(maps.max((2, 3), keepdims=True), np.finfo(float).tiny)
-    axes.imshow(tiled(maps / largest), cmap="inferno", vmin=0, vmax=1)
+    key = axes.imshow(tiled(maps / largest), cmap="inferno", vmin=0, vmax=1)
+    color_key(figure, key, axes, OF_LARGEST)
     axes.set_xticks(centres(count, w), range(1, count + 1))
     axes.set_yticks(centres(blocks, h), range(1, blocks + 1))
     axes.set(xlabel="head", ylabel="block")
@@ -75,14 +86,16 @@ def heads(maps):  # [L, H, h, w] -> Figure
     return figure
 
 
-def filters(kernels, columns=8):  # [count, P, P, C] -> Figure
+def filters(kernels, columns=8, title=""):  # [count, P, P, C] -> Figure
     """Small kernels as pictures: 0 is mid-grey, each one's own largest entry black or white."""
     count, channels = len(kernels), kernels.shape[-1]
     if channels not in (1, 3):
         raise ValueError(f"filters of {channels} channels are no pictures; 1 or 3 are")
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure = Figure(figsize=(1.1 * columns, 1.1 * rows), layout="constrained")
+    size = (max(1.1 * columns, 4.4 * bool(title)), 1.1 * rows + 0.5 * bool(title))
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title, fontsize=9)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid[count:]:
         axes.axis("off")
@@ -92,22 +105,28 @@ def filters(kernels, columns=8):  # [count, P, P, C] -> Figure
     return figure
 
 
-def positions(likenesses, titles):  # list of [h, w, h, w] -> Figure
-    """How alike the position embeddings are: a small map for the patch at each place (Fig. 7)."""
+def positions(likenesses, titles, places=None):  # list of [r, s, h, w] -> Figure
+    """How alike the position embeddings are: a small map for the patch at each place (Fig. 7).
+
+    Of a large grid there are maps for some places only: `places` are their rows and columns.
+    """
     # Of a fine grid every cell must still have a pixel.
     side = min(9, max(4.4, *(0.0125 * tiled(likeness).shape[0] for likeness in likenesses), 0))
     figure = Figure(figsize=(side * len(likenesses) + 0.6, side), layout="constrained")
     row = figure.subplots(1, len(likenesses), squeeze=False)[0]
-    for axes, likeness, title in zip(row, likenesses, titles, strict=True):
-        h, w = likeness.shape[:2]
+    places = places or [[range(n) for n in likeness.shape[:2]] for likeness in likenesses]
+    for axes, likeness, title, (rows, columns) in zip(row, likenesses, titles, places, strict=True):
+        h, w = likeness.shape[2:]
         image = axes.imshow(tiled(likeness), cmap="viridis", vmin=-1, vmax=1)
-        every = max(1, h // 7), max(1, w // 7)
-        axes.set_xticks(centres(w, w)[:: every[1]], range(1, w + 1, every[1]))
-        axes.set_yticks(centres(h, h)[:: every[0]], range(1, h + 1, every[0]))
-        axes.set(title=title, xlabel="column of the patch", ylabel="row of the patch")
+        every = max(1, len(rows) // 7), max(1, len(columns) // 7)
+        axes.set_xticks(
+            centres(len(columns), w)[:: every[1]], [n + 1 for n in columns[:: every[1]]]
+        )
+        axes.set_yticks(centres(len(rows), h)[:: every[0]], [n + 1 for n in rows[:: every[0]]])
+        axes.set(title=plain(title), xlabel="column of the patch", ylabel="row of the patch")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-    figure.colorbar(image, ax=row, label="cosine similarity", shrink=0.8)
+    color_key(figure, image, list(row), "cosine similarity")
     return figure
 
 

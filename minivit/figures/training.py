@@ -1,9 +1,11 @@
 """How training went, and what came of it."""
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from .basic import show
+from .basic import color_key, plain, show
+from .canvas import Figure, MaxNLocator
+
+NAMED = 30  # classes in a matrix that are named, at most
 
 
 def curves(rows, unit="nats"):  # the rows of numbers that train.py collects -> Figure
@@ -40,10 +42,11 @@ def examples(images, labels, predictions, classes, columns=10):
     for axes, image, label, guess in zip(grid, images, labels, predictions, strict=False):
         grey = image.shape[-1] == 1
         axes.imshow(image[..., 0] if grey else image, cmap="gray" if grey else None)
+        said, true = plain(classes[guess], 18), plain(classes[label], 14)
         if label == guess:
-            axes.set_title(classes[guess], fontsize=8)
+            axes.set_title(said, fontsize=8)
         else:
-            axes.set_title(f"{classes[guess]}\nnot {classes[label]}", fontsize=8, color="crimson")
+            axes.set_title(f"{said}\nnot {true}", fontsize=8, color="crimson")
     return figure
 
 
@@ -60,24 +63,52 @@ def mosaic(views, titles=("input", "corrupted", "predicted", "target")):
     return figure
 
 
-def confusion(counts, classes):  # [true, predicted] -> Figure
-    """How often each class is taken for each other, in per cent of its images."""
+def confusion(counts, classes, confused=()):
+    # [true, predicted], names, [(true class, predicted class, count)] -> Figure
+    """How often each class is taken for each other, in per cent of its images.
+
+    With more than `NAMED` classes no cell could be named: then `confused`, the most frequent
+    mistakes, stand beside the matrix, of which a cell may stand for several classes that follow
+    each other. So the picture has the same size for any number of classes.
+    """
     share = 100 * counts / counts.sum(1, keepdims=True).clip(1)
-    side = max(4, 0.55 * len(classes) + 1.5)
-    figure = Figure(figsize=(side + 0.8, side), layout="constrained")
-    axes = figure.subplots()
-    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100)
-    ticks = range(len(classes))
-    axes.set_xticks(ticks, classes, rotation=90)
-    axes.set_yticks(ticks, classes)
+    if few := len(classes) <= NAMED:
+        side = max(4, 0.55 * len(classes) + 1.5)
+        figure = Figure(figsize=(side + 0.8, side), layout="constrained")
+        axes = figure.subplots()
+    else:
+        figure = Figure(figsize=(12, 6), layout="constrained")
+        axes, beside = figure.subplots(1, 2, width_ratios=(3, 2))
+        mistakes(beside, confused, classes)
+    edge = len(classes) - 0.5
+    frame = (-0.5, edge, edge, -0.5)
+    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100, extent=frame)
     axes.set(xlabel="predicted", ylabel="true")
-    if len(classes) <= 20:
-        for (i, j), value in np.ndenumerate(share):
+    color_key(figure, image, axes, "% of the true class")
+    if few:
+        ticks, names = range(len(classes)), [plain(name, 30) for name in classes]
+        axes.set_xticks(ticks, names, rotation=90)
+        axes.set_yticks(ticks, names)
+        for (i, j), value in np.ndenumerate(share) if len(classes) <= 20 else ():
             if value >= 0.5:
                 color = "white" if value > 50 else "black"
                 axes.text(j, i, f"{value:.0f}", ha="center", va="center", color=color, fontsize=8)
-    figure.colorbar(image, label="% of the true class")
     return figure
+
+
+def mistakes(axes, confused, classes):
+    """The most frequent ones as bars, each under its name: the true class, and what was said."""
+    axes.barh(range(len(confused)), [count for *_, count in confused], color="tab:blue")
+    named = [
+        f"{plain(classes[i], 20)} \N{RIGHTWARDS ARROW} {plain(classes[j], 20)}"
+        for i, j, _ in confused
+    ]
+    axes.set_yticks(range(len(confused)), named, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_title("most frequent mistakes")
+    axes.set_xlabel("images")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def data_sizes(results, sizes):  # {family: {images: accuracies of the seeds}} -> Figure
@@ -87,7 +118,7 @@ def data_sizes(results, sizes):  # {family: {images: accuracies of the seeds}} -
     for family, by_size in results.items():
         values = [100 * np.asarray(by_size[size]) for size in sizes]
         means, deviations = [v.mean() for v in values], [v.std() for v in values]
-        axes.errorbar(sizes, means, deviations, marker="o", capsize=3, label=family)
+        axes.errorbar(sizes, means, deviations, marker="o", capsize=3, label=plain(family))
     axes.set(xscale="log", xlabel="training images", ylabel="% of test images right")
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.minorticks_off()
@@ -108,7 +139,7 @@ def ratios(rows):  # the rows of `minivit.bench` -> Figure
         axes.axis("off")
     for axes, ((config, what), found) in zip(grid, groups.items(), strict=False):
         found = sorted(found, key=lambda row: row["ratio"])
-        names, values = [r["contestant"] for r in found], [r["ratio"] for r in found]
+        names, values = [plain(r["contestant"]) for r in found], [r["ratio"] for r in found]
         spread = [[r["ratio"] - r["least"] for r in found], [r["most"] - r["ratio"] for r in found]]
         colors = ["tab:blue" if name.startswith("minivit") else "silver" for name in names]
         axes.barh(names, values, xerr=spread, color=colors, error_kw={"lw": 1, "capsize": 2})

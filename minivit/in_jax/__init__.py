@@ -8,7 +8,7 @@ from .attention import attention, cross_attention, scaled_dot_product, softmax
 from .convolution import conv2d, max_pool, standardise_kernel, std_conv
 from .dropout import dropout
 from .head import attention_pool, head, pool, pre_logits
-from .losses import sigmoid_cross_entropy, smooth_labels, softmax_cross_entropy
+from .losses import guess, sigmoid_cross_entropy, smooth_labels, softmax_cross_entropy
 from .masked import color_loss, corrupt, masked_vit, over_corrupted, pixel_loss
 from .mlp import dense, gelu, mlp
 from .model import model

@@ -6,6 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from .half import wide
 from .mlp import dense
 
 PROJECTIONS = ("query", "key", "value")
@@ -14,18 +15,20 @@ MANY_TOKENS, CHUNK = 1024, 256  # above so many tokens, attention goes by chunks
 
 
 def softmax(s):  # [..., N] -> [..., N]
-    """Weights that sum to one along the last axis (eq. 6)."""
-    exponentials = jnp.exp(s - s.max(-1, keepdims=True))
-    return exponentials / exponentials.sum(-1, keepdims=True)
+    """Weights that sum to one along the last axis (eq. 6).
+
+    Half precision would lose small weights: softmax is at least float32.
+    """
+    scores = wide(s)
+    exponentials = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+    return (exponentials / exponentials.sum(-1, keepdims=True)).astype(s.dtype)
 
 
 @jax.custom_vjp
 def scaled_dot_product(q, k, v):  # 3 x [B, H, N, K] -> [B, H, N, K], weights [B, H, N, N]
     """Average the values, weighted by how well each key answers the query (eqs. 6 and 7)."""
     scores = (q * q.shape[-1] ** -0.5) @ k.swapaxes(-1, -2)
-    # Half precision would lose small weights: softmax is at least float32.
-    wide = jnp.promote_types(scores.dtype, "float32")
-    weights = softmax(scores.astype(wide)).astype(scores.dtype)
+    weights = softmax(scores)
     return weights @ v, weights
 
 
@@ -44,8 +47,7 @@ def back_by_hand(kept, gradients):
     (q, k, v, weights), (dy, dweights) = kept, gradients
     copied = jax.lax.optimization_barrier if q.shape[-2] <= FEW_TOKENS else lambda x: x
     dweights = dweights + dy @ v.swapaxes(-1, -2)
-    wide = jnp.promote_types(weights.dtype, "float32")
-    share = (dweights.astype(wide) * weights).sum(-1, keepdims=True).astype(weights.dtype)
+    share = (wide(dweights) * weights).sum(-1, keepdims=True).astype(weights.dtype)
     dscores = weights * (dweights - share)
     dscores = dscores * q.shape[-1] ** -0.5
     transposed, weights = copied((dscores.swapaxes(-1, -2), weights.swapaxes(-1, -2)))
@@ -95,9 +97,9 @@ def back_by_chunks(size, kept, dy):
         dq, dk, dv = back_by_hand(residuals, (dmixed, 0))
         return (sums[0] + dk, sums[1] + dv), dq
 
-    zeros = (jnp.zeros_like(k), jnp.zeros_like(v))
+    zeros = (wide(jnp.zeros_like(k)), wide(jnp.zeros_like(v)))
     (dk, dv), dq = jax.lax.scan(body, match(zeros, k), (chunks(q, size), chunks(dy, size)))
-    return unchunk(dq, q.shape), dk, dv
+    return unchunk(dq, q.shape), dk.astype(k.dtype), dv.astype(v.dtype)
 
 
 def match(zeros, like):

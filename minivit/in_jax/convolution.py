@@ -4,16 +4,18 @@ import jax
 import jax.numpy as jnp
 
 from ..shapes import check_channels, padded
+from .half import wide
+from .norms import centre
 
 
 def conv2d(p, x, *, stride=1, padding="SAME"):  # [B, height, width, C] -> [B, h, w, F]
     """Slide the kernel [rows, columns, C, F] over the image."""
     kernel = p["kernel"]
     check_channels(x.shape, kernel.shape)
-    wide = jnp.promote_types(x.dtype, kernel.dtype)
+    dtype = jnp.promote_types(x.dtype, kernel.dtype)
     return jax.lax.conv_general_dilated(
-        x.astype(wide),
-        kernel.astype(wide),
+        x.astype(dtype),
+        kernel.astype(dtype),
         (stride, stride),
         padded(x.shape, kernel.shape[:2], stride, padding),
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
@@ -22,13 +24,13 @@ def conv2d(p, x, *, stride=1, padding="SAME"):  # [B, height, width, C] -> [B, h
 
 def standardise_kernel(kernel, form="official"):  # [rows, columns, C, F], the same
     """Mean 0 and deviation 1 for each filter (arXiv 1903.10520); forms as in the NumPy twin."""
-    centred = kernel - kernel.mean((0, 1, 2))
+    centred, unit = centre(wide(kernel), (0, 1, 2), kernel.dtype == "bfloat16")
     variance = (centred * centred).mean((0, 1, 2))
     if form == "bit":
-        return centred / jnp.sqrt(variance + 1e-10)
+        return (centred / jnp.sqrt(variance + 1e-10 / unit / unit)).astype(kernel.dtype)
     # The square root has no slope at 0: a constant filter stays 0 and gets a finite gradient.
     deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
-    return centred / (deviation + 1e-5)
+    return (centred / (deviation + 1e-5 / unit)).astype(kernel.dtype)
 
 
 def std_conv(p, x, *, form="official", **options):  # [B, height, width, C] -> [B, h, w, F]

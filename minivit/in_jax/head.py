@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 
 from .attention import cross_attention
+from .half import spread
 from .mlp import dense, mlp
 from .norms import layer_norm
 
@@ -14,7 +15,7 @@ def pool(x, class_token=True):  # [B, N, D] -> [B, D]
 
 def attention_pool(p, x, *, epsilon=1e-6, **options):  # [B, N, D] -> [B, D]
     """A learnable probe asks all tokens, and an MLP follows: big_vision's MAP head."""
-    probe = jnp.broadcast_to(p["probe"], (len(x), *p["probe"].shape[1:]))
+    probe = spread(p["probe"], (len(x), *p["probe"].shape[1:]))
     a = cross_attention(p["MultiHeadDotProductAttention_0"], probe, x)
     return (a + mlp(p["MlpBlock_0"], layer_norm(p["LayerNorm_0"], a, epsilon), **options))[:, 0]
 

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from .half import wide
 from .losses import softmax_cross_entropy
 from .mlp import dense
 from .positions import add_class_token
@@ -25,17 +26,19 @@ def masked_vit(p, images, masked, source, **options):  # [B, height, width, C] -
 
 def over_corrupted(losses, corrupted):  # 2 x [B, N] -> number
     """The mean over all corrupted patches, kept ones included; 0 where there are none."""
-    return (losses * corrupted).sum() / jnp.maximum(corrupted.sum(), 1)
+    return jnp.where(corrupted, losses, 0).sum() / jnp.maximum(corrupted.sum(), 1)
 
 
 def color_loss(predictions, labels, corrupted):  # [B, N, T*K], [B, N, T], [B, N] -> number
     """Cross-entropy over K colours, a mean over the T cells of each corrupted patch."""
-    logits = predictions.reshape(*labels.shape, -1)
+    # Chosen before anything is computed: a gradient of 0 times NaN would be NaN.
+    logits = jnp.where(corrupted[..., None], wide(predictions), 0).reshape(*labels.shape, -1)
     targets = (jnp.arange(logits.shape[-1]) == labels[..., None]).astype(logits.dtype)
-    return over_corrupted(softmax_cross_entropy(logits, targets).mean(-1), corrupted)
+    loss = over_corrupted(softmax_cross_entropy(logits, targets).mean(-1), corrupted)
+    return loss.astype(predictions.dtype)
 
 
 def pixel_loss(predictions, patches, corrupted):  # 2 x [B, N, P*P*C], [B, N] -> number
     """Mean squared error of the pixels in [-1, 1] of each corrupted patch."""
-    error = predictions - patches
-    return over_corrupted((error * error).mean(-1), corrupted)
+    error = jnp.where(corrupted[..., None], wide(predictions) - wide(patches), 0)
+    return over_corrupted((error * error).mean(-1), corrupted).astype(predictions.dtype)

@@ -2,15 +2,12 @@
 
 import jax.numpy as jnp
 
-from .losses import sigmoid_cross_entropy, softmax_cross_entropy
+from ..shapes import check_loss
+from .half import wide
+from .losses import LOSSES, guess
 from .masked import color_loss, masked_vit, pixel_loss
 from .model import model
 from .patches import patchify
-
-
-def wide(x):
-    """Losses are computed in float32 at least, also of a half-precision model."""
-    return x.astype(jnp.promote_types(x.dtype, "float32"))
 
 
 def classification(p, images, targets, *, loss="softmax", metrics=None, **options):  # -> number
@@ -18,11 +15,11 @@ def classification(p, images, targets, *, loss="softmax", metrics=None, **option
 
     Options and `metrics` are those of the NumPy twin.
     """
+    check_loss(loss)
     logits = wide(model(p, images, **options))
-    cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[loss]
     if metrics is not None:
-        metrics["accuracy"] = (logits.argmax(-1) == targets.argmax(-1)).mean()
-    return cross_entropy(logits, targets).mean()
+        metrics["accuracy"] = (guess(logits) == targets.argmax(-1)).mean()
+    return LOSSES[loss](logits, targets).mean()
 
 
 def masked_colors(p, images, labels, corrupted, masked, source, *, metrics=None, **options):
@@ -30,7 +27,7 @@ def masked_colors(p, images, labels, corrupted, masked, source, *, metrics=None,
     """Cross-entropy of the colours of corrupted patches (`masked.color_loss`)."""
     predictions = wide(masked_vit(p, images, masked, source, **options))
     if metrics is not None:
-        right = predictions.reshape(*labels.shape, -1).argmax(-1) == labels
+        right = guess(predictions.reshape(*labels.shape, -1)) == labels
         cells = jnp.maximum(corrupted.sum() * labels.shape[-1], 1)
         metrics["accuracy"] = (right & corrupted[..., None]).sum() / cells
     return color_loss(predictions, labels, corrupted)

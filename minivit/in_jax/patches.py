@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from ..interpolation import resize_weights
-from ..shapes import check_images, pair, patch_grid
+from ..shapes import check_images, grid_of, pair, patch_grid
 from .mlp import dense
 
 
@@ -18,10 +18,9 @@ def patchify(images, patch):  # [B, height, width, C] -> [B, height/P, width/P, 
 
 def unpatchify(patches, patch):  # [B, h, w, P*P*C] -> [B, h*P, w*P, C]
     """The inverse of `patchify`."""
-    rows, columns = pair(patch)
-    batch, h, w, _ = patches.shape
-    grid = patches.reshape(batch, h, w, rows, columns, -1)
-    return grid.swapaxes(2, 3).reshape(batch, h * rows, w * columns, -1)
+    (rows, columns), (h, w) = pair(patch), grid_of(patches.shape)
+    grid = patches.reshape(len(patches), h, w, rows, columns, -1)
+    return grid.swapaxes(2, 3).reshape(len(patches), h * rows, w * columns, -1)
 
 
 def patch_embedding(p, images):  # [B, height, width, C] -> [B, height/P, width/P, D]

@@ -4,17 +4,18 @@ import jax.numpy as jnp
 
 from ..interpolation import resize_weights, source_grid
 from ..shapes import check_positions
+from .half import spread
 
 
 def add_class_token(cls, x):  # [1, 1, D], [B, N, D] -> [B, 1+N, D]
     """Put the learnable class token before the patches (eq. 1); any registers come with it."""
-    return jnp.concatenate([jnp.broadcast_to(cls, (len(x), *cls.shape[1:])), x], axis=1)
+    return jnp.concatenate([spread(cls, (len(x), *cls.shape[1:])), x], axis=1)
 
 
 def add_positions(p, x):  # [B, N, D] -> [B, N, D]
     """Add the learnable position table, the class token's row first (eq. 1)."""
     check_positions(p["pos_embedding"].shape, x.shape)
-    return x + p["pos_embedding"]
+    return x + spread(p["pos_embedding"], x.shape)
 
 
 def resize(table, grid, *, old_grid=None, prefix=1, method="corners", antialias=False):

@@ -11,10 +11,13 @@ def ridge(x, y, l2, constant=None):  # [B, D], [B, K], [G] -> weights [G, D, K],
         x, y = x - mean_x, y - mean_y
     else:
         x = jnp.concatenate([x, jnp.full_like(x[:, :1], constant)], axis=1)
-    if len(x) < x.shape[1]:
-        values, vectors = jnp.linalg.eigh(x @ x.T)
-        w = (x.T @ vectors) @ ((vectors.T @ y) / (values.clip(0) + l2)[..., None])
+    few = len(x) < x.shape[1]
+    values, vectors = jnp.linalg.eigh(x @ x.T if few else x.T @ x)
+    penalised = values.clip(0) + l2
+    rounding = jnp.finfo(x.dtype).eps * max(x.shape) * values.max()
+    inverse = (1 / jnp.where(penalised > rounding, penalised, jnp.inf))[..., None]
+    if few:
+        w = (x.T @ vectors) @ ((vectors.T @ y) * inverse)
     else:
-        values, vectors = jnp.linalg.eigh(x.T @ x)
-        w = vectors @ ((vectors.T @ (x.T @ y)) / (values.clip(0) + l2)[..., None])
+        w = vectors @ ((vectors.T @ (x.T @ y)) * inverse)
     return (w, mean_y - mean_x @ w) if constant is None else (w[:, :-1], constant * w[:, -1])

@@ -92,9 +92,10 @@ def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C]
     x = grid.reshape(len(grid), -1, grid.shape[-1])
     if "cls" in p:
         x = add_class_token(p["cls"], x)
+    forms = {name: options[name] for name in ("gelu_form", "epsilon") if name in options}
     encoded = encoder(p["Transformer"], x, out=out, **options)
     if "MAPHead_0" in p:
-        y = attention_pool(p["MAPHead_0"], encoded)
+        y = attention_pool(p["MAPHead_0"], encoded, **forms)
     else:
         y = pool(encoded, class_token="cls" in p and not mean)
     if "pre_logits" in p:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .half import wide
 from .mlp import dense
 
 PROJECTIONS = ("query", "key", "value")
@@ -12,13 +13,14 @@ def softmax(s):  # [..., N] -> [..., N]
 
     The largest score is subtracted first: no exponential overflows, and the result is the same.
     """
+    dtype, s = s.dtype, wide(s)
     a = np.exp(s - s.max(-1, keepdims=True))
     a /= a.sum(-1, keepdims=True)
 
     def back(da):  # keeps a alone: the Jacobian diag(a) - a a^T is never formed
-        return a * (da - np.vecdot(da, a)[..., None])
+        return (a * (da - np.vecdot(wide(da), a)[..., None])).astype(dtype, copy=False)
 
-    return a, back
+    return a.astype(dtype, copy=False), back
 
 
 def scaled_dot_product(q, k, v):  # 3 x [B, H, N, K] -> [B, H, N, K], weights [B, H, N, N]

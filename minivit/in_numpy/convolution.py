@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..shapes import check_channels, padded
+from .half import wide
 
 
 def pad(x, pads, value=0):  # [B, height, width, C] -> with a border
@@ -63,6 +64,7 @@ def standardise_kernel(kernel, form="official"):  # [rows, columns, C, F], the s
     "official" divides by deviation + 1e-5, as vit_jax's hybrid does, "bit" by
     sqrt(variance + 1e-10).
     """
+    dtype, kernel = kernel.dtype, wide(kernel)
     centred = kernel - kernel.mean((0, 1, 2))
     variance = (centred * centred).mean((0, 1, 2))
     deviation = np.sqrt(variance)
@@ -74,9 +76,9 @@ def standardise_kernel(kernel, form="official"):  # [rows, columns, C, F], the s
         slope = 1 / np.where(deviation > 0, deviation, 1) if form == "official" else 1 / divisor
         stretch = (dnormal * normal).mean((0, 1, 2)) * slope
         dcentred = dnormal / divisor - stretch * centred / divisor
-        return dcentred - dcentred.mean((0, 1, 2))
+        return (dcentred - dcentred.mean((0, 1, 2))).astype(dtype, copy=False)
 
-    return normal.astype(kernel.dtype), back
+    return normal.astype(dtype, copy=False), back
 
 
 def std_conv(p, x, *, form="official", **options):  # [B, height, width, C] -> [B, h, w, F]

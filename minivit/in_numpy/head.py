@@ -3,13 +3,14 @@
 import numpy as np
 
 from .attention import cross_attention
+from .half import total, wide
 from .mlp import dense, mlp
 from .norms import layer_norm
 
 
 def pool(x, class_token=True):  # [B, N, D] -> [B, D]
     """The class token (eq. 4), or the mean over all tokens where there is none (D.3)."""
-    y = x[:, 0] if class_token else x.mean(1)
+    y = x[:, 0] if class_token else wide(x).mean(1).astype(x.dtype, copy=False)
 
     def back(dy):
         dx = np.zeros_like(x)
@@ -35,7 +36,7 @@ def attention_pool(p, x, *, epsilon=1e-6, **options):  # [B, N, D] -> [B, D]
         dp["MlpBlock_0"], db = back_mlp(dc)
         dp["LayerNorm_0"], da = back_norm(db)
         dp["MultiHeadDotProductAttention_0"], dprobe, dx = back_attention(da + dc)
-        return dp | {"probe": dprobe.sum(0, keepdims=True)}, dx
+        return dp | {"probe": total(dprobe, 0, keepdims=True)}, dx
 
     return (a + c)[:, 0], back
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ..shapes import check_rate, check_targets
+from .half import wide
 
 
 def smooth_labels(labels, classes, smoothing=0.0, dtype="float32"):  # [B] -> [B, classes]
@@ -19,6 +20,11 @@ def smooth_labels(labels, classes, smoothing=0.0, dtype="float32"):  # [B] -> [B
     return (one_hot * (1 - smoothing) + smoothing / classes).astype(dtype)
 
 
+def guess(logits):  # [..., classes] -> [...]
+    """The class with the best score, or -1, which is never right, where a score is not finite."""
+    return np.where(np.isfinite(logits).all(-1), logits.argmax(-1), -1).astype("int32")
+
+
 def softmax_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
     """-sum(target log softmax(logits)), in nats; log(classes) when all scores are equal.
 
@@ -26,17 +32,19 @@ def softmax_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
     the probabilities from the targets: the softmax's Jacobian and the logarithm cancel.
     """
     check_targets(logits.shape, targets.shape)
+    dtype, logits, targets = logits.dtype, wide(logits), wide(targets)
     shifted = logits - logits.max(-1, keepdims=True)
     log_total = np.log(np.exp(shifted).sum(-1, keepdims=True))
     log_probabilities = shifted - log_total
 
     def back(dlosses):
         total = targets.sum(-1, keepdims=True)
-        return dlosses[..., None] * (np.exp(log_probabilities) * total - targets)
+        dlogits = dlosses[..., None] * (np.exp(log_probabilities) * total - targets)
+        return dlogits.astype(dtype, copy=False)
 
     # 0 times a log-probability of -inf would be NaN: a class with target 0 adds nothing.
     terms = targets * np.where(targets == 0, 0, log_probabilities)
-    return -terms.sum(-1), back
+    return -terms.sum(-1).astype(dtype, copy=False), back
 
 
 def sigmoid_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
@@ -45,11 +53,16 @@ def sigmoid_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
     `targets` are constants between 0 and 1. log(1 + exp(-|x|)) never overflows.
     """
     check_targets(logits.shape, targets.shape)
-    losses = np.maximum(logits, 0) - logits * targets + np.log1p(np.exp(-np.abs(logits)))
+    dtype, logits, targets = logits.dtype, wide(logits), wide(targets)
+    claimed = np.where(targets == 0, 0, logits) * targets  # 0 times a score of -inf would be NaN
+    losses = np.maximum(logits, 0) - claimed + np.log1p(np.exp(-np.abs(logits)))
 
     def back(dlosses):
         decayed = np.exp(-np.abs(logits))
         probabilities = np.where(logits >= 0, 1, decayed) / (1 + decayed)
-        return dlosses[..., None] * (probabilities - targets)
+        return (dlosses[..., None] * (probabilities - targets)).astype(dtype, copy=False)
 
-    return losses.sum(-1), back
+    return losses.sum(-1).astype(dtype, copy=False), back
+
+
+LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}

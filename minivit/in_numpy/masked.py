@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .half import total, wide
 from .losses import softmax_cross_entropy
 from .mlp import dense
 from .positions import add_class_token
@@ -16,7 +17,7 @@ def corrupt(mask, x, masked, source):  # [1, 1, D], [B, N, D], 2 x [B, N] -> [B,
     def back(dy):
         dx = np.zeros_like(x)
         np.add.at(dx, (rows, source), np.where(masked[..., None], 0, dy))
-        return (dy * masked[..., None]).sum((0, 1), keepdims=True), dx
+        return total(np.where(masked[..., None], dy, 0), (0, 1), keepdims=True), dx
 
     return y, back
 
@@ -50,32 +51,39 @@ def masked_vit(p, images, masked, source, **options):  # [B, height, width, C] -
 
 
 def over_corrupted(losses, corrupted):  # 2 x [B, N] -> number
-    """The mean over all corrupted patches, kept ones included; 0 where there are none."""
+    """The mean over all corrupted patches, kept ones included; 0 where there are none.
+
+    What stands at the other patches may be anything, NaN included.
+    """
     count = max(corrupted.sum(), 1)
-    mean = (losses * corrupted).sum() / count
+    mean = wide(np.where(corrupted, losses, 0)).sum() / count
     return mean.astype(losses.dtype), lambda d: (d * corrupted / count).astype(losses.dtype)
 
 
 def color_loss(predictions, labels, corrupted):  # [B, N, T*K], [B, N, T], [B, N] -> number
     """Cross-entropy over K colours, a mean over the T cells of each corrupted patch."""
-    logits = predictions.reshape(*labels.shape, -1)
+    # Chosen before anything is computed: 0 times NaN would be NaN.
+    logits = np.where(corrupted[..., None], wide(predictions), 0).reshape(*labels.shape, -1)
     targets = (np.arange(logits.shape[-1]) == labels[..., None]).astype(logits.dtype)
     losses, back_losses = softmax_cross_entropy(logits, targets)
     loss, back_mean = over_corrupted(losses.mean(-1), corrupted)
 
     def back(dloss):
         dlosses = back_mean(dloss)[..., None] / labels.shape[-1]
-        return back_losses(np.broadcast_to(dlosses, losses.shape)).reshape(predictions.shape)
+        dlogits = back_losses(np.broadcast_to(dlosses, losses.shape))
+        return dlogits.reshape(predictions.shape).astype(predictions.dtype, copy=False)
 
-    return loss, back
+    return loss.astype(predictions.dtype), back
 
 
 def pixel_loss(predictions, patches, corrupted):  # 2 x [B, N, P*P*C], [B, N] -> number
     """Mean squared error of the pixels in [-1, 1] of each corrupted patch."""
-    error = predictions - patches
+    error = np.zeros_like(wide(predictions))
+    error[corrupted] = wide(predictions[corrupted]) - wide(patches[corrupted])
     loss, back_mean = over_corrupted((error * error).mean(-1), corrupted)
 
     def back(dloss):
-        return back_mean(dloss)[..., None] * (2 / error.shape[-1]) * error
+        derror = back_mean(dloss)[..., None] * (2 / error.shape[-1]) * error
+        return derror.astype(predictions.dtype, copy=False)
 
-    return loss, back
+    return loss.astype(predictions.dtype), back

@@ -3,13 +3,16 @@
 import math
 
 import numpy as np
+from scipy.special import erf
 
 from ..shapes import check_gelu
 from .dropout import dropout
+from .half import total, wide
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)  # Python floats: a NumPy scalar would make float64
 SQRT_HALF = math.sqrt(0.5)
 DENSITY_AT_0 = 1 / math.sqrt(2 * math.pi)
+FAR = 10  # from here on the probability is 0 or 1 in every type
 
 
 def dense(p, x):  # [..., I] -> [..., O]
@@ -24,7 +27,7 @@ def dense(p, x):  # [..., I] -> [..., O]
 
     def back(dy):  # keeps x
         drows = dy.reshape(-1, matrix.shape[1])
-        dkernel, dbias = rows.T @ drows, drows.sum(0)
+        dkernel, dbias = rows.T @ drows, total(drows, 0)
         dp = {"kernel": dkernel.reshape(p["kernel"].shape), "bias": dbias.reshape(p["bias"].shape)}
         return dp, (drows @ matrix.T).reshape(x.shape)
 
@@ -38,27 +41,24 @@ def gelu(x, form="tanh"):  # [...] -> [...]
     and Hugging Face. They differ by at most 4.8e-4.
     """
     check_gelu(form)
+    dtype, x = x.dtype, wide(x)
+    near = np.clip(x, -FAR, FAR)  # or the square could overflow, and 0 times infinity is NaN
+    square = near * near
     if form == "tanh":
-        square = x * x
-        tanh = np.tanh((SQRT_2_OVER_PI * x) * (1 + 0.044715 * square))
+        tanh = np.tanh((SQRT_2_OVER_PI * near) * (1 + 0.044715 * square))
         probability = 0.5 + 0.5 * tanh
     else:
-        probability = 0.5 + 0.5 * erf(SQRT_HALF * x)
+        probability = 0.5 + 0.5 * erf(SQRT_HALF * near)
 
     def back(dy):
         if form == "tanh":
             inner = SQRT_2_OVER_PI * (1 + 3 * 0.044715 * square)
             density = 0.5 * (1 - tanh * tanh) * inner
         else:
-            density = DENSITY_AT_0 * np.exp(-0.5 * x * x)
-        return dy * (probability + x * density)
+            density = DENSITY_AT_0 * np.exp(-0.5 * square)
+        return (dy * (probability + near * density)).astype(dtype, copy=False)
 
-    return x * probability, back
-
-
-def erf(x):  # [...] -> [...]
-    """The error function. NumPy has none; the standard library's is exact and slower."""
-    return np.vectorize(math.erf, otypes=[x.dtype])(x)
+    return (x * probability).astype(dtype, copy=False), back
 
 
 def mlp(p, x, *, gelu_form="tanh", rate=0.0, rng=None):  # [..., D] -> [..., D]

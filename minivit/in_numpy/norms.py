@@ -3,16 +3,16 @@
 import numpy as np
 
 from ..shapes import groups_of
+from .half import wide
 
 
 def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
     """Give every token mean 0 and variance 1, then scale and shift each feature (section 3.1).
 
     The variance is that of the centred values and divides by D, not D - 1. The official models
-    use epsilon 1e-6 (timm too; Hugging Face 1e-12). Half precision is computed in float32.
+    use epsilon 1e-6 (timm too; Hugging Face 1e-12). Half precision is computed in float64.
     """
-    dtype, width = x.dtype, x.shape[-1]
-    x = x.astype(np.promote_types(dtype, "float32"), copy=False)
+    dtype, width, x = x.dtype, x.shape[-1], wide(x)
     # `vecdot` and changes in place write no further array: half of the time goes for those.
     normal = x - x.mean(-1, keepdims=True)
     deviation = np.sqrt(np.vecdot(normal, normal)[..., None] / width + epsilon)
@@ -21,7 +21,7 @@ def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
     y += p["bias"]
 
     def back(dy):  # keeps `normal` and `deviation`: x itself is not needed again
-        axes = tuple(range(dy.ndim - 1))
+        dy, axes = wide(dy), tuple(range(dy.ndim - 1))
         dscale = (dy * normal).sum(axes).astype(p["scale"].dtype, copy=False)
         dp = {"scale": dscale, "bias": dy.sum(axes).astype(p["bias"].dtype, copy=False)}
         # Mean and variance depend on every entry of the row: their share is projected out.
@@ -40,10 +40,9 @@ def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, widt
 
     32 groups, or one a channel where there are fewer (arXiv 1803.08494). vit_jax's hybrid uses
     epsilon 1e-6, BiT 1e-5. The variance is that of the centred values, so a large mean does no
-    harm. Half precision is computed in float32.
+    harm. Half precision is computed in float64.
     """
-    groups, dtype = groups_of(x.shape[-1]), x.dtype
-    x = x.astype(np.promote_types(dtype, "float32"), copy=False)
+    groups, dtype, x = groups_of(x.shape[-1]), x.dtype, wide(x)
     grouped = x.reshape(len(x), -1, groups, x.shape[-1] // groups)  # [B, pixels, G, C/G]
     centred = grouped - grouped.mean((1, 3), keepdims=True)
     deviation = np.sqrt((centred * centred).mean((1, 3), keepdims=True) + epsilon)
@@ -51,7 +50,9 @@ def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, widt
     y = (normal.reshape(x.shape) * p["scale"] + p["bias"]).astype(dtype, copy=False)
 
     def back(dy):  # as in `layer_norm`, over other axes
-        dp = {"scale": (dy * normal.reshape(x.shape)).sum((0, 1, 2)), "bias": dy.sum((0, 1, 2))}
+        dy = wide(dy)
+        dscale = (dy * normal.reshape(x.shape)).sum((0, 1, 2)).astype(p["scale"].dtype, copy=False)
+        dp = {"scale": dscale, "bias": dy.sum((0, 1, 2)).astype(p["bias"].dtype, copy=False)}
         dnormal = (dy * p["scale"]).reshape(grouped.shape)
         shift = dnormal.mean((1, 3), keepdims=True)
         stretch = (dnormal * normal).mean((1, 3), keepdims=True)

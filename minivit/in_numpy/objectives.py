@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from .losses import sigmoid_cross_entropy, softmax_cross_entropy
+from ..shapes import check_loss
+from .half import wide
+from .losses import LOSSES, guess
 from .masked import color_loss, masked_vit, pixel_loss
 from .model import model
 from .patches import patchify, unpatchify
@@ -15,14 +17,15 @@ def classification(p, images, targets, *, loss="softmax", metrics=None, **option
     `metrics` receives `accuracy`: how often the best score is at the largest target. Options of
     every objective: those of `vit`.
     """
+    check_loss(loss)
     logits, back_model = model(p, images, **options)
-    cross_entropy = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}[loss]
-    losses, back_losses = cross_entropy(logits, targets)
+    losses, back_losses = LOSSES[loss](wide(logits), targets)
     if metrics is not None:
-        metrics["accuracy"] = (logits.argmax(-1) == targets.argmax(-1)).mean()
+        metrics["accuracy"] = (guess(logits) == targets.argmax(-1)).mean()
 
     def back(dloss):
-        return back_model(back_losses(np.full_like(losses, dloss / len(losses))))
+        dlogits = back_losses(np.full_like(losses, dloss / len(losses)))
+        return back_model(dlogits.astype(logits.dtype, copy=False))
 
     return losses.mean(), back
 
@@ -34,11 +37,11 @@ def masked_colors(p, images, labels, corrupted, masked, source, *, metrics=None,
     `metrics` receives `accuracy`: the share of the corrupted patches' cells that are right.
     """
     predictions, back_vit = masked_vit(p, images, masked, source, **options)
-    loss, back_loss = color_loss(predictions, labels, corrupted)
+    loss, back_loss = color_loss(wide(predictions), labels, corrupted)
     if metrics is not None:
-        right = predictions.reshape(*labels.shape, -1).argmax(-1) == labels
+        right = guess(predictions.reshape(*labels.shape, -1)) == labels
         metrics["accuracy"] = right[corrupted].mean() if corrupted.any() else 0.0
-    return loss, lambda dloss: back_vit(back_loss(dloss))
+    return loss, lambda dloss: back_vit(back_loss(dloss).astype(predictions.dtype, copy=False))
 
 
 def masked_pixels(p, images, corrupted, masked, source, *, metrics=None, **options):  # -> number
@@ -46,10 +49,10 @@ def masked_pixels(p, images, corrupted, masked, source, *, metrics=None, **optio
     predictions, back_vit = masked_vit(p, images, masked, source, **options)
     patch = p["embedding"]["kernel"].shape[:2]
     patches = patchify(images, patch)
-    loss, back_loss = pixel_loss(predictions, patches.reshape(predictions.shape), corrupted)
+    loss, back_loss = pixel_loss(wide(predictions), patches.reshape(predictions.shape), corrupted)
 
     def back(dloss):
-        dpredictions = back_loss(dloss)
+        dpredictions = back_loss(dloss).astype(predictions.dtype, copy=False)
         dp, dimages = back_vit(dpredictions)
         # The images are also what is asked for, with the opposite gradient.
         return dp, dimages - unpatchify(dpredictions.reshape(patches.shape), patch)

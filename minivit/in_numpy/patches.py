@@ -3,7 +3,8 @@
 import numpy as np
 
 from ..interpolation import resize_weights
-from ..shapes import check_images, pair, patch_grid
+from ..shapes import check_images, grid_of, pair, patch_grid
+from .half import wide
 from .mlp import dense
 
 
@@ -20,11 +21,13 @@ def patchify(images, patch):  # [B, height, width, C] -> [B, height/P, width/P, 
 
 
 def unpatchify(patches, patch):  # [B, h, w, P*P*C] -> [B, h*P, w*P, C]
-    """The inverse of `patchify`; being a permutation, also its backward pass."""
-    rows, columns = pair(patch)
-    batch, h, w, _ = patches.shape
-    grid = patches.reshape(batch, h, w, rows, columns, -1)
-    return grid.swapaxes(2, 3).reshape(batch, h * rows, w * columns, -1)
+    """The inverse of `patchify`; being a permutation, also its backward pass.
+
+    Patches in a row, [B, N, P*P*C], are taken for a square grid.
+    """
+    (rows, columns), (h, w) = pair(patch), grid_of(patches.shape)
+    grid = patches.reshape(len(patches), h, w, rows, columns, -1)
+    return grid.swapaxes(2, 3).reshape(len(patches), h * rows, w * columns, -1)
 
 
 def patch_embedding(p, images):  # [B, height, width, C] -> [B, height/P, width/P, D]
@@ -48,5 +51,5 @@ def resize_kernel(kernel, patch):  # [P, Q, C, D] -> [P', Q', C, D]
     sizes = zip(kernel.shape[:2], pair(patch), strict=True)
     forth = [np.array(resize_weights(old, new, "bilinear")) for old, new in sizes]
     rows, columns = (np.linalg.pinv(matrix.T) for matrix in forth)
-    new = np.einsum("ri,cj,ijkd->rckd", rows, columns, kernel, optimize=True)
+    new = np.einsum("ri,cj,ijkd->rckd", rows, columns, wide(kernel), optimize=True)
     return new.astype(kernel.dtype)

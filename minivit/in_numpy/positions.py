@@ -4,6 +4,7 @@ import numpy as np
 
 from ..interpolation import resize_weights, source_grid
 from ..shapes import check_positions
+from .half import total, wide
 
 
 def add_class_token(cls, x):  # [1, 1, D], [B, N, D] -> [B, 1+N, D]
@@ -12,7 +13,7 @@ def add_class_token(cls, x):  # [1, 1, D], [B, N, D] -> [B, 1+N, D]
     tokens = np.concatenate([np.broadcast_to(cls, (len(x), *cls.shape[1:])), x], axis=1)
 
     def back(dy):
-        return dy[:, :prefix].sum(0, keepdims=True), dy[:, prefix:]
+        return total(dy[:, :prefix], 0, keepdims=True), dy[:, prefix:]
 
     return tokens, back
 
@@ -22,7 +23,7 @@ def add_positions(p, x):  # [B, N, D] -> [B, N, D]
     check_positions(p["pos_embedding"].shape, x.shape)
 
     def back(dy):
-        return {"pos_embedding": dy.sum(0, keepdims=True)}, dy
+        return {"pos_embedding": total(dy, 0, keepdims=True)}, dy
 
     return x + p["pos_embedding"], back
 
@@ -40,17 +41,17 @@ def resize(table, grid, *, old_grid=None, prefix=1, method="corners", antialias=
         return table, lambda dy: dy
     sides = zip(old, grid, strict=True)
     rows, columns = (np.array(resize_weights(*n, method, antialias)) for n in sides)
-    cells = table[:, prefix:].reshape(*old, -1)
+    cells = wide(table[:, prefix:]).reshape(*old, -1)
     new = np.einsum("ri,cj,ijd->rcd", rows, columns, cells, optimize=True)
-    result = np.concatenate([table[:, :prefix], new.reshape(1, -1, table.shape[-1])], axis=1)
+    new = new.reshape(1, -1, table.shape[-1]).astype(table.dtype)
 
     def back(dy):  # the transposed matrices
-        dnew = dy[:, prefix:].reshape(*grid, -1)
+        dnew = wide(dy[:, prefix:]).reshape(*grid, -1)
         dcells = np.einsum("ri,cj,rcd->ijd", rows, columns, dnew, optimize=True)
         dcells = dcells.reshape(1, -1, table.shape[-1]).astype(table.dtype)
         return np.concatenate([dy[:, :prefix], dcells], axis=1)
 
-    return result.astype(table.dtype), back
+    return np.concatenate([table[:, :prefix], new], axis=1), back
 
 
 def sincos2d(rows, columns, width, dtype="float32"):  # -> [1, rows*columns, D]

@@ -4,6 +4,7 @@ import numpy as np
 
 from ..shapes import check_pixels, numbered
 from .convolution import max_pool, std_conv
+from .half import wide
 from .mlp import dense
 from .norms import group_norm
 
@@ -11,7 +12,7 @@ from .norms import group_norm
 def relu(x):  # [...] -> [...]
     """Negative entries become 0, and pass no gradient."""
     y = np.maximum(x, 0)
-    return y, lambda dy: dy * (x > 0)
+    return y, lambda dy: np.where(x > 0, dy, 0)
 
 
 def bottleneck(p, x, stride=1):  # [B, height, width, C] -> [B, h, w, 4F]
@@ -149,7 +150,7 @@ def bit(p, images, *, out=None):  # [B, height, width, C] -> [B, classes]
     pooled, back_pool = max_pool(conv, padding=1)
     x, back_stages = stages(p, pooled, preactivation_unit, "unit{:02d}", out)
     x, back_norm = normalise_relu(p["group_norm"], x)
-    y = features = x.mean((1, 2))
+    y = features = wide(x).mean((1, 2)).astype(x.dtype, copy=False)
     if "head" in p:
         head = p["head"]["conv2d"]
         kernel = head["kernel"].reshape(head["kernel"].shape[2:])

@@ -38,9 +38,12 @@ def encoder_block(p, x, *, gelu_form="tanh", epsilon=1e-6, rate=0.0, rng=None, o
     return middle + y, back
 
 
-def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
+def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, backward=True, **options):
     # [B, N, D] -> [B, N, D]
-    """Add positions, apply the blocks in the order of their numbers, normalise."""
+    """Add positions, apply the blocks in the order of their numbers, normalise.
+
+    Without `backward` there is no way back, and what a block has computed is free after it.
+    """
     backs, seen = [], []
     if "posembed_input" in p:
         x, back_positions = add_positions(p["posembed_input"], x)
@@ -52,8 +55,10 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
         x, back_block = encoder_block(
             p[f"encoderblock_{i}"], x, epsilon=epsilon, rate=rate, rng=rng, out=inside, **options
         )
-        backs.append(back_block)
-        seen.append(inside)
+        if backward:
+            backs.append(back_block)
+            seen.append(inside)
+        del back_block
         if out is not None:
             out[f"block{i}"] = x
             out |= {f"block{i}_{name}": value for name, value in inside.items()}
@@ -71,7 +76,7 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, **options):
             dp["posembed_input"], dx = back_positions(dx)
         return dp, dx
 
-    return y, back
+    return y, back if backward else None
 
 
 def embed(p, images, out=None):  # [B, height, width, C] -> [B, h, w, D]
@@ -97,18 +102,18 @@ def vit(p, images, *, mean=False, out=None, **options):  # [B, height, width, C]
     The parameters carry the architecture. Without `cls`, or with `mean`, the tokens are averaged,
     or pooled by `MAPHead_0`; without `posembed_input` order is invisible; without `head` the
     result is the features [B, D].
-    Options: gelu_form "tanh" or "erf"; epsilon of LayerNorm; rate and rng of dropout.
-    A dictionary `out` receives the intermediates by name: patch_embedding, tokens,
-    block{i} and its _ln1, _attention, _mha, _ln2, _mlp, then encoded, pre_logits, logits; and from
-    `back` block{i}_attention_gradient.
+    Options: gelu_form "tanh" or "erf"; epsilon of LayerNorm; rate and rng of dropout; `backward`.
+    `out` receives by name patch_embedding, tokens, block{i} and its _ln1, _attention, _mha, _ln2,
+    _mlp, then encoded, pre_logits, logits; and from `back` block{i}_attention_gradient.
     """
+    forms = {name: options[name] for name in ("gelu_form", "epsilon") if name in options}
     grid, back_embed = embed(p, images, out)
     x = grid.reshape(len(grid), -1, grid.shape[-1])
     if "cls" in p:
         x, back_cls = add_class_token(p["cls"], x)
     encoded, back_encoder = encoder(p["Transformer"], x, out=out, **options)
     if "MAPHead_0" in p:
-        y, back_pool = attention_pool(p["MAPHead_0"], encoded)
+        y, back_pool = attention_pool(p["MAPHead_0"], encoded, **forms)
     else:
         y, back_pool = pool(encoded, class_token="cls" in p and not mean)
     if "pre_logits" in p:

@@ -1,0 +1,13 @@
+"""Half precision: float16 overflows above 65504, and sums in either type lose small terms."""
+
+import jax.numpy as jnp
+
+
+def wide(x):
+    """The same numbers as float32 at least."""
+    return x.astype(jnp.promote_types(x.dtype, "float32"))
+
+
+def spread(p, shape):
+    """A parameter for many rows, whose gradients are added up in `wide`."""
+    return jnp.broadcast_to(wide(p), shape).astype(p.dtype)
