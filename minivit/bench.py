@@ -14,7 +14,12 @@ import statistics
 import subprocess
 import sys
 
-from . import command
+if __name__ == "__main__":  # before the libraries load
+    from .machine import end_at_interrupt
+
+    end_at_interrupt("minivit.bench: interrupted")
+
+from . import command, machine
 from .command import literal
 from .contestants import CONFIGS, Task, contestants
 from .peers import absent
@@ -248,4 +253,4 @@ def main(argv=None):  # -> exit status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    machine.leave(main())

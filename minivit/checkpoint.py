@@ -10,13 +10,17 @@ import json
 import math
 import os
 import re
-import sys
 import warnings
 from pathlib import Path
 
+if __name__ == "__main__":  # before the libraries load
+    from .machine import end_at_interrupt
+
+    end_at_interrupt("minivit.checkpoint: interrupted")
+
 import numpy as np
 
-from . import command, dialects
+from . import command, dialects, machine
 from .architecture import check, check_finite, describe, token_grid
 from .archives import (  # noqa: F401 - part of this module for those who read and write files
     SETTINGS,
@@ -327,4 +331,4 @@ def main(argv=None):  # -> exit status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    machine.leave(main())

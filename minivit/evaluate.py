@@ -5,12 +5,16 @@ asks what the features are worth instead (section 4.1): a linear classifier is f
 to a few images of every class, and compared with the same on raw pixels.
 """
 
-import sys
 from pathlib import Path
+
+if __name__ == "__main__":  # before the libraries load
+    from .machine import end_at_interrupt
+
+    end_at_interrupt("minivit.evaluate: interrupted")
 
 import numpy as np
 
-from . import command, datasets, engines, finetune, opening
+from . import command, datasets, engines, finetune, machine, opening
 from .architecture import is_resnet
 from .batches import scores
 from .command import counted, literal
@@ -308,4 +312,4 @@ def main(argv=None):  # -> exit status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    machine.leave(main())

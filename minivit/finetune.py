@@ -6,11 +6,15 @@ every way to resize the positions. To fine-tune, `python -m minivit.train --init
 """
 
 import math
-import sys
+
+if __name__ == "__main__":  # before the libraries load
+    from .machine import end_at_interrupt
+
+    end_at_interrupt("minivit.finetune: interrupted")
 
 import numpy as np
 
-from . import command, datasets, engines, evaluate, in_numpy, opening
+from . import command, datasets, engines, evaluate, in_numpy, machine, opening
 from .architecture import is_resnet, token_grid, token_pixels
 from .batches import scores
 from .interpolation import METHODS, source_grid
@@ -171,4 +175,4 @@ def main(argv=None):  # -> exit status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    machine.leave(main())

@@ -106,14 +106,19 @@ def end_now(status, text=""):
         os.write(2, f"{line}{text}\n".encode() if text else b"")
     # A reader that does not read would make this wait for ever.
     flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
-    flushing.start()
-    flushing.join(1)
+    with contextlib.suppress(RuntimeError):  # no memory for a thread
+        flushing.start()
+        flushing.join(1)
     os._exit(status)
 
 
 def leave(status):
-    """The end of a command: after an interruption at once, for the next Ctrl-C is on its way."""
-    if status == 130:
+    """The end of a command; at once unless all is well.
+
+    After an interruption the next Ctrl-C may be on its way. Where one of JAX's devices was out of
+    memory the others wait for it, and XLA aborts with a page of its own.
+    """
+    if status:
         end_now(status)
     sys.exit(status)
 

@@ -9,9 +9,14 @@ import math
 import sys
 from pathlib import Path
 
+if __name__ == "__main__":  # before the libraries load
+    from .machine import end_at_interrupt
+
+    end_at_interrupt("minivit.predict: interrupted")
+
 import numpy as np
 
-from . import command, engines, evaluate, finetune, images, opening
+from . import command, engines, evaluate, finetune, images, machine, opening
 from .architecture import token_grid
 from .attention_maps import on_the_grid
 from .command import literal
@@ -163,4 +168,4 @@ def main(argv=None):  # -> exit status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    machine.leave(main())

@@ -155,7 +155,7 @@ def test_no_images_have_no_scores(backend):
 SHORT = f"""
 import resource
 import numpy as np
-from minivit import command, engines, params, variants
+from minivit import command, engines, machine, params, variants
 engine = engines.make("BACKEND", {MODEL}, batch_size=2048)
 images = np.zeros((2048, 28, 28, 1), np.uint8)
 batch = {{"images": images, "targets": np.zeros((2048, 10), np.float32)}}
@@ -164,14 +164,14 @@ def work():
 work()  # compiled and with the optimiser's state
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + EXTRA, used + EXTRA))
-command.run("train", work, remedy="do something else") and exit(2)
+machine.leave(command.run("train", work, remedy="do something else"))
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("backend", "extra"), [("numpy", 2**26), ("jax", -(2**28))])
 def test_out_of_memory_in_a_step(backend, extra):
-    """NumPy's exception and XLA's are one line each.
+    """NumPy's exception and XLA's are one line each, also where other devices wait for that one.
 
     A step takes over 500 MB, which NumPy has given back by now; JAX does so a moment later.
     """

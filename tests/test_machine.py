@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -119,3 +120,13 @@ def test_two_interruptions(what, wait, delay, tmp_path):
     status, said = interrupt_twice(command, marker, wait, delay)
     assert status == 130, said
     assert not any(word in said for word in ("Traceback", "Exception ignored", "Error")), said
+
+
+def test_every_command_answers_an_interruption_so():
+    """Before its libraries load and at its end; what is imported leaves signals alone."""
+    package = Path(machine.__file__).parent
+    for path in (*package.glob("*.py"), package / "figures" / "__main__.py"):
+        text = path.read_text()
+        if "main()" in text and path.stem not in ("machine", "contestants", "recipes"):
+            assert text.index("end_at_interrupt(") < text.index("\n\n\n"), path.name
+            assert "leave(main())" in text, path.name

@@ -5,13 +5,27 @@ far they look, and attention rollout. What a model does not have is left out, an
 """
 
 import math
-import sys
 from itertools import islice
 from pathlib import Path
 
+if __name__ == "__main__":  # before the libraries load
+    from ..machine import end_at_interrupt
+
+    end_at_interrupt("minivit.figures: interrupted")
+
 import numpy as np
 
-from .. import attention_maps, command, datasets, evaluate, figures, finetune, images, predict
+from .. import (
+    attention_maps,
+    command,
+    datasets,
+    evaluate,
+    figures,
+    finetune,
+    images,
+    machine,
+    predict,
+)
 from ..architecture import (
     image_channels,
     is_resnet,
@@ -218,4 +232,4 @@ def main(argv=None):  # -> exit status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    machine.leave(main())
