@@ -102,9 +102,8 @@ def folder(path, option):  # -> Path
     path = Path(path)
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not nearest.is_dir():
-        what = "" if nearest == path else f"{nearest} "
         raise NotADirectoryError(
-            f"{option} {path}: {what}is a file; it must be a folder, or a new name"
+            f"{option} {path}: {nearest} is a file; it must be a folder, or a new name"
         )
     with writing(path, option):
         tempfile.TemporaryFile(dir=nearest).close()

@@ -2,6 +2,10 @@
 
 import csv
 import importlib.util
+import io
+import json
+import subprocess
+import sys
 
 import pytest
 
@@ -52,14 +56,100 @@ def test_who_is_not_installed_is_left_out(tmp_path, capfd):
     ("options", "message"),
     [
         (["--rounds", "0"], "--rounds is 0; it must be at least 1"),
-        (["--seconds", "-1"], "--seconds is -1.0; it must be at least 0"),
+        (["--seconds", "-1"], "--seconds is -1; it must be at least 0"),
+        (["--seconds", "1e308"], "--seconds is 1e308; it must be at least 0 and at most 3,600"),
         (["--batch", "0"], "--batch is 0; it must be at least 1"),
         (["--reference", "timm", "--contestants", "minivit JAX"], "--reference timm is not among"),
+        (["--output", "/proc/x"], "--output /proc/x cannot be written"),
     ],
 )
-def test_what_cannot_be(options, message, capsys, tmp_path):
-    assert bench.main([*options, "--output", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().err
+def test_what_cannot_be(options, message, refusal, tmp_path, monkeypatch):
+    """Before anybody is started."""
+    monkeypatch.setattr(bench, "Worker", None)
+    assert message in refusal(bench.main, ["--output", tmp_path / "new", *options])
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_reference_that_is_not_installed(refusal, monkeypatch):
+    """Known before the work, with what helps."""
+    monkeypatch.setattr(bench, "Worker", None)
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    error = refusal(bench.main, ["--reference", "timm compiled"])
+    assert "--reference timm compiled needs pip install torch timm" in error
+    assert peers.absent("minivit JAX") == []
+    assert {*peers.NEEDS} == {name.removesuffix(" compiled") for name in peers.PEERS}
+
+
+def start(monkeypatch, **programs):
+    """Contestants that are short programs instead."""
+    real = subprocess.Popen
+
+    def popen(command, **options):
+        name = json.loads(command[-1])["contestant"]
+        return real([sys.executable, "-c", programs[name]], **options)
+
+    monkeypatch.setattr(bench.subprocess, "Popen", popen)
+    monkeypatch.setattr(bench, "contestants", lambda: programs)
+
+
+GOOD = """
+import json, sys
+print("a library says hello")
+print(json.dumps({"first": 1, "flops": 1}), flush=True)
+for line in sys.stdin:
+    print("7"); print(json.dumps({"seconds": int(line), "resident": 1}), flush=True)"""
+DIES = GOOD.replace("for line in sys.stdin:", "for line in range(2, 4):")  # in the first round
+KILLED = "import os; os.kill(os.getpid(), 9)"
+
+
+def test_contestants_that_die(monkeypatch, tmp_path, capsys, refusal):
+    """The others go on; a reference that dies ends everything, with its reason."""
+    start(monkeypatch, **{"minivit JAX": GOOD, "minivit NumPy": DIES, "timm": KILLED})
+    options = ["--config", "tiny", "--what", "train", "--rounds", "2", "--output", str(tmp_path)]
+    assert bench.main(options) == 0
+    said = capsys.readouterr()
+    assert "left out: minivit NumPy (ended with status 0)\n" in said.err
+    assert "left out: timm (killed by the system, which does so where memory is short" in said.err
+    assert [row["contestant"] for row in rows(tmp_path)] == ["minivit JAX"]
+    for name in ("timm", "minivit NumPy"):
+        monkeypatch.setattr(bench, "absent", lambda name: [])
+        error = refusal(bench.main, [*options, "--reference", name])
+        assert f"--reference {name} did not take part: " in error
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (MemoryError(), "out of memory; try a smaller --batch"),
+        (RuntimeError("RESOURCE_EXHAUSTED: 9 bytes"), "out of memory; try a smaller --batch"),
+        (ValueError("a\nb\x1b[2J"), r"ValueError: a b\x1b[2J"),
+    ],
+)
+def test_faults_of_contestants(error, text):
+    assert contestants.fault(error) == text
+
+
+def test_a_fault_between_calls_is_told(monkeypatch, capsys):
+    """Not only one while it is built: the reason reaches the table."""
+
+    def build(task):
+        calls = iter([None, MemoryError()])
+
+        def run(count):
+            if error := next(calls):
+                raise error
+
+        return run
+
+    monkeypatch.setattr(contestants, "contestants", lambda: {"x": build})
+    monkeypatch.setattr(machine, "keep_memory", lambda: None)
+    spec = json.dumps(vars(Task("tiny", "train", 1)) | {"contestant": "x"})
+    monkeypatch.setattr(sys, "argv", ["", spec])
+    monkeypatch.setattr(sys, "stdin", io.StringIO("1\n"))
+    contestants.main()
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first.keys() == {"first", "flops"}
+    assert second == {"error": "out of memory; try a smaller --batch"}
 
 
 def test_operations():

@@ -141,3 +141,32 @@ sys.exit(command.run("x", work, patient=True))"""
     assert process.wait() == 0
     assert (tmp_path / "done").exists()
     process.stderr.close()
+
+
+@pytest.mark.parametrize("check", [command.writable, command.picture, command.folder])
+def test_what_cannot_be_written(check, tmp_path):
+    """Found by trying, so also for a superuser; an error names the option, and nothing is left."""
+    (tmp_path / "a.png").write_bytes(b"old")
+    assert check(str(tmp_path / "new.png"), "--output") == tmp_path / "new.png"
+    with pytest.raises(OSError, match=r"--output /proc/x.png cannot be written: "):
+        check("/proc/x.png", "--output")
+    if check is command.folder:
+        assert check(tmp_path / "a" / "b", "--output") == tmp_path / "a" / "b"
+        for path in ("a.png", "a.png/b"):
+            with pytest.raises(NotADirectoryError, match=r"a.png is a file; it must be a folder"):
+                check(tmp_path / path, "--output")
+    else:
+        assert check(tmp_path / "a.png", "--output").read_bytes() == b"old"
+        with pytest.raises(FileNotFoundError, match=r"--output .*x.png: there is no folder .*a"):
+            check(tmp_path / "a" / "x.png", "--output")
+        (tmp_path / "b.png").mkdir()
+        with pytest.raises(IsADirectoryError, match=r"b.png is a folder; name a file in it"):
+            check(tmp_path / "b.png", "--output")
+    assert {path.name for path in tmp_path.iterdir()} <= {"a.png", "b.png"}
+
+
+def test_pictures_say_their_format(tmp_path):
+    for name in ("x", "x.doc", "x.npz"):
+        with pytest.raises(ValueError, match=r"--output x.* must end in .png, .pdf or .svg"):
+            command.picture(name, "--output")
+    assert command.picture(tmp_path / "x.PDF", "--output").name == "x.PDF"

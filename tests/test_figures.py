@@ -1,12 +1,27 @@
 """Figures say what they show; nothing is opened."""
 
 import io
+import os
+import subprocess
+import sys
+import warnings
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from PIL import Image
 
-from minivit import architecture, checkpoint, figures, params, variants
+import minivit.figures.__main__ as draw
+from minivit import (
+    architecture,
+    attention_maps,
+    checkpoint,
+    figures,
+    images,
+    params,
+    predict,
+    variants,
+)
 from minivit.figures.__main__ import main as figures_command
 from minivit.shapes import pair
 
@@ -52,8 +67,27 @@ def test_confusion():
     found = texts(figures.confusion(counts, ("a", "b", "c")))
     assert {"80", "20", "100", "predicted", "true"} <= set(found)
     assert "nan" not in found
-    many = figures.confusion(np.eye(30, dtype=int), [str(i) for i in range(30)])
-    assert not many.axes[0].texts
+    some = figures.confusion(np.eye(30, dtype=int), [str(i) for i in range(30)])
+    assert not some.axes[0].texts
+    assert some.axes[0].get_yticklabels()[29].get_text() == "29"
+
+
+def test_confusion_of_many_classes():
+    """NC-09: the picture does not grow; what is confused most often is named beside it."""
+    sizes = set()
+    for classes, cells in ((31, 31), (1000, 1000), (21_843, 500)):
+        names = [f"class ${i}$" for i in range(classes)]
+        figure = figures.confusion(np.eye(cells, dtype=int), names, [(3, 1, 7), (2, 30, 5)])
+        sizes.add(tuple(figure.get_size_inches()))
+        assert len(figure.axes[0].get_xticks()) < 12
+        assert figure.axes[0].get_xlim() == (-0.5, classes - 0.5)
+        beside = figure.axes[1]
+        assert [bar.get_width() for bar in beside.patches] == [7, 5]
+        assert [t.get_text() for t in beside.get_yticklabels()] == [
+            r"class \$3\$ → class \$1\$",
+            r"class \$2\$ → class \$30\$",
+        ]
+    assert len(sizes) == 1
 
 
 def test_data_sizes():
@@ -150,6 +184,103 @@ def test_filters():
         figures.filters(np.zeros((1, 2, 2, 5)))
 
 
+def test_a_title_and_a_key():
+    """A picture says what its colours are; the heads' stands beside the image they look at."""
+    assert figures.filters(np.zeros((1, 2, 2, 1)), title="filters").get_suptitle() == "filters"
+    images, maps = np.zeros((2, 4, 4, 3), np.uint8), np.full((2, 2, 2), 0.25)
+    maps[1] = 0  # a map without anything is black, not a division by zero
+    for figure in (
+        figures.heads(np.ones((2, 2, 2, 2))),
+        figures.heads(np.ones((2, 2, 2, 2)), images[0]),
+        figures.attention(images, maps, "ab"),
+        figures.overlays(images, {"x": maps}, "ab"),
+    ):
+        assert figure.axes[-1].get_ylabel() == "share of each\nmap's largest weight"
+        shown = [image for axes in figure.axes for image in axes.images]
+        assert all(image.get_clim() in ((0, 1), (0, 255)) for image in shown)
+        figure.savefig(io.BytesIO())
+    picture = figures.heads(np.ones((2, 2, 2, 2)), images[0] + 9).axes[0].images[0]
+    assert (picture.get_array() == 9).all()
+
+
+def test_positions_of_large_grids():
+    """Maps for 7 x 7 places, corners included, as in the paper; all where they are few."""
+    assert list(draw.some(8)) == list(range(8))
+    assert list(draw.some(37)) == [0, 6, 12, 18, 24, 30, 36]
+    assert list(draw.some(74)) == [0, 12, 24, 36, 49, 61, 73]
+    table = np.random.default_rng(0).standard_normal((1, 1 + 9 * 16, 4))
+    whole = attention_maps.position_similarity(table, (9, 16))
+    places = [draw.some(9), draw.some(16)]
+    cut = attention_maps.position_similarity(table, (9, 16), places=places)
+    np.testing.assert_array_equal(cut, whole[np.ix_(*places)])
+    p = {"embedding": {"kernel": np.zeros((2, 2, 1, 4))}, "cls": np.zeros((1, 1, 4))}
+    p["Transformer"] = {"posembed_input": {"pos_embedding": table}}
+    first, second, _ = draw.positions(p, (18, 32)).axes
+    assert first.get_title() == "9x16 patches, learned\nmaps for 7 x 7 of them"
+    assert second.get_title() == "18x32 patches, resized\nmaps for 7 x 7 of them"
+    assert first.images[0].get_array().shape == (7 * 10 - 1, 7 * 17 - 1)
+    assert [t.get_text() for t in first.get_xticklabels()] == [str(n + 1) for n in places[1]]
+
+
+NASTY = (r"$x_1^2$ \alpha_b", "a$b", r"\$c\$", "\x1b[31mred\udcff", "y" * 999)
+
+
+def test_names_are_literal():
+    """Whatever a class, a file or a series is called: no formula, no control character, no end."""
+    images = np.zeros((5, 4, 4, 3), np.uint8)
+    maps, five, counts = np.ones((5, 2, 2)), range(5), np.ones((5, 5), int)
+    named = {name: [1, 2, 3] for name in NASTY}
+    labels = [1, 2, 3, 4, 0]
+    for figure in (
+        figures.gallery(images, NASTY),
+        figures.matrices([np.eye(2)] * 5, NASTY, "x", "y"),
+        figures.lines([1, 2, 3], named, "x", "y"),
+        figures.bars({"a$b_c$": dict.fromkeys(NASTY, 1)}),
+        figures.examples(images, five, five, NASTY),
+        figures.examples(images, labels, five, NASTY),
+        figures.confusion(counts, NASTY),
+        figures.confusion(counts, NASTY * 10, [(i, j, 1) for i, j in enumerate(labels)]),
+        figures.data_sizes({name: {1: [1]} for name in NASTY}, [1]),
+        figures.attention(images, maps, NASTY),
+        figures.overlays(images, {name: maps for name in NASTY}, NASTY),
+        figures.positions([np.ones((2, 2, 2, 2))] * 5, NASTY),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "Glyph .* missing from")
+            figure.savefig(io.BytesIO(), dpi=50)
+        shown = []
+        for text in figure.findobj(Text):
+            words, formula = text._preprocess_math(text.get_text())
+            assert not formula, words
+            assert words.isprintable() or "\n" in words
+            assert max(map(len, words.split("\n"))) <= 60
+            shown.append(words)
+        for name in (r"$x_1^2$ \alpha", "a$b", r"\$c\$", r"\x1b[31mred"):
+            assert any(name in words for words in shown), (name, shown)
+
+
+@pytest.mark.parametrize("backend", ["module://nonexistent", "TkAgg", "nonsense", "agg", ""])
+def test_no_backend_is_needed(backend, tmp_path):
+    """NC-10: whatever MPLBACKEND is; one that exists stays chosen, and the variable stays."""
+    code = """
+import io, os
+from minivit import figures
+from minivit.figures.__main__ import parser
+assert "--images" in parser().format_help()
+figures.lines([1, 2], {"a": [1, 2]}, "x", "y").savefig(io.BytesIO())
+import matplotlib
+print(os.environ["MPLBACKEND"], matplotlib.rcParams._get("backend"), sep="|")"""
+    environment = os.environ | {"MPLBACKEND": backend, "DISPLAY": ""}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    kept, chosen = result.stdout.strip().split("|")
+    assert kept == backend
+    if backend not in ("nonsense", ""):
+        assert chosen.lower() == backend.lower()
+
+
 def test_positions_and_heads_are_tiles():
     """Each map is at its place, also on grids that are no squares; gaps between are empty."""
     rng = np.random.default_rng(0)
@@ -236,7 +367,7 @@ def test_command(tmp_path, name, options, expected, capsys):
         assert np.asarray(Image.open(file)).std() > 0
 
 
-def test_command_without_a_head_and_mistakes(tmp_path, capsys):
+def test_command_without_a_head_and_mistakes(tmp_path, capsys, refusal):
     """A masked model has no class to ask for; a broken picture is named and the rest is drawn."""
     path, p = small(tmp_path, TWO_BLOCKS)
     settings = {"class_names": ["a", "b", "c"]}
@@ -254,11 +385,9 @@ def test_command_without_a_head_and_mistakes(tmp_path, capsys):
     given[-1] = str(tmp_path / "new")
     assert figures_command([*given, "--images", str(tmp_path / "none.png")]) == 2
     assert "none of the pictures could be read" in capsys.readouterr().err
-    assert figures_command([*given, "--crop", "2"]) == 2
-    assert "--crop is 2.0" in capsys.readouterr().err
+    assert "--crop is 2" in refusal(figures_command, [*given, "--crop", "2"])
     for heads in ("0", "7"):
-        assert figures_command([*given, "--heads", heads]) == 2
-        assert "--heads" in capsys.readouterr().err
+        assert "--heads" in refusal(figures_command, [*given, "--heads", heads])
     assert not (tmp_path / "new").exists()  # a mistake comes before any work
 
 
@@ -280,3 +409,31 @@ def test_command_with_many_pictures_and_strange_names(tmp_path, capsys):
     checkpoint.save(path, p)
     assert figures_command(given) == 0
     assert "no classes (no head, or one of zeros)" in capsys.readouterr().out
+
+
+def test_no_more_pictures_are_decoded_than_drawn(tmp_path, capsys, monkeypatch):
+    """A broken one is passed over, and the rest of a folder is left alone."""
+    path, _ = small(tmp_path, TWO_BLOCKS)
+    picture = (tmp_path / "picture.png").read_bytes()
+    (tmp_path / "many").mkdir()
+    for i in range(20):
+        (tmp_path / "many" / f"{i:02}{'x' * 240}.png").write_bytes(picture if i else b"none")
+    opened, read_at = [], images.read_at
+    monkeypatch.setattr(images, "read_at", lambda *a: opened.append(a) or read_at(*a))
+    given = ["--checkpoint", str(path), "--old-grid", "2x4", "--output", str(tmp_path / "out")]
+    assert figures_command([*given, "--images", str(tmp_path / "many")]) == 1
+    assert len(opened) == 1 + draw.MOST
+    assert "the first 8 of 20 pictures" in capsys.readouterr().out
+
+
+def test_what_cannot_be_written_or_is_no_number(tmp_path, refusal, monkeypatch, capsys):
+    """A folder is tried before the model is read; scores that are not finite are not drawn."""
+    path, p = small(tmp_path, TWO_BLOCKS)
+    given = ["--checkpoint", path, "--old-grid", "2x4", "--images", tmp_path / "picture.png"]
+    p["head"]["kernel"][:] = 3e38
+    checkpoint.save(path, p)
+    assert figures_command([str(a) for a in [*given, "--output", tmp_path / "out"]]) == 2
+    assert "model.npz gives scores that are not finite" in capsys.readouterr().err
+    monkeypatch.setattr(predict, "read_model", None)
+    error = refusal(figures_command, [*given, "--output", "/proc/x"])
+    assert "--output /proc/x cannot be written" in error

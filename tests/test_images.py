@@ -2,10 +2,13 @@
 
 import argparse
 import io
+import os
 import struct
+import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import warnings
 import zlib
 
@@ -440,13 +443,22 @@ def test_predict_from_standard_input(files, capsys, monkeypatch):
     monkeypatch.setattr(
         sys, "stdin", io.StringIO(f"{folder / 'dark.png'}\n\n{folder / 'no.png'}\n")
     )
-    assert predict.main(["--checkpoint", str(path), "--old-grid", "2x3"]) == 1
+    given = ["--checkpoint", str(path), "--old-grid", "2x3"]
+    assert predict.main(given) == 1
     captured = capsys.readouterr()
     assert "class 0" in captured.out
     assert "no.png does not exist" in captured.err
+    assert "Ctrl-D" not in captured.err
+    terminal = io.StringIO(f"{folder / 'dark.png'}\n")
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert predict.main(given) == 0
+    assert capsys.readouterr().err == "paths of pictures, one a line; Ctrl-D ends\n"
+    monkeypatch.setattr(sys, "stdin", None)  # as in `predict <&-`
+    assert predict.main(given) == 2
 
 
-def test_predict_errors(files, capsys):
+def test_predict_errors(files, refusal):
     """CKP-08 (c) and other mistakes: one line each, status 2."""
     path, folder = files
     (folder / "three.txt").write_text("a\nb\nc\n")
@@ -454,23 +466,71 @@ def test_predict_errors(files, capsys):
     size = ["--image-size", "8x12", "--old-grid", "2x3"]
     grid = size[2:]
     for arguments, message in (
-        (
-            [good, "--checkpoint", str(path), *size, "--labels", str(folder / "three.txt")],
-            "3 classes",
-        ),
-        ([good, "--checkpoint", str(folder / "no.npz")], "no.npz"),
-        ([good, "--checkpoint", good], "dark.png"),
-        ([good, "--checkpoint", str(path)], "6 positions, which is no square"),
-        ([good, "--checkpoint", str(path), "--image-size", "9x12", *grid], "not divisible"),
-        ([good, "--checkpoint", str(path), *size, "--attention", "x.doc"], "must end in .png"),
-        ([str(folder / "no.png"), "--checkpoint", str(path), *size], "none of the pictures"),
-        ([good, "--checkpoint", str(path), *size, "--crop", "0"], "--crop is 0.0"),
-        ([good, "--checkpoint", str(path), *size, "--top", "0"], "--top is 0"),
+        ([*size, "--labels", folder / "three.txt"], "3 classes"),
+        (["--checkpoint", folder / "no.npz"], "no.npz"),
+        (["--checkpoint", good], "dark.png"),
+        ([], "6 positions, which is no square"),
+        (["--image-size", "9x12", *grid], "not divisible"),
+        ([*size, "--attention", "x.doc"], "must end in .png"),
+        ([*size, "--attention", folder / "new" / "x.png"], "there is no folder"),
+        ([*size, "--attention", "/proc/x.png"], "--attention /proc/x.png cannot be written"),
+        ([*size, "--crop", "0"], "--crop is 0; it must be above 0 and at most 1"),
+        ([*size, "--top", "0"], "--top is 0"),
+        (["--image-size", "9996", *grid], "attention among 6,245,001 tokens of 1 image would take"),
     ):
-        assert predict.main(arguments) == 2
-        error = capsys.readouterr().err.splitlines()[-1]
-        assert error.startswith("minivit.predict: error: ")
-        assert message in error
+        assert message in refusal(predict.main, [good, "--checkpoint", path, *arguments])
+    error = ["--checkpoint", str(path), *size]
+    assert predict.main([str(folder / "no.png"), *error]) == 2
+
+
+def test_predict_scores_that_are_no_numbers(files, refusal):
+    """Finite weights are no promise; the file is named."""
+    path, folder = files
+    p = checkpoint.load(path)
+    p["Transformer"]["encoder_norm"]["bias"][:] = 3e38
+    p["head"]["kernel"][:] = 3e38
+    checkpoint.save(path, p)
+    given = [folder / "dark.png", "--checkpoint", path, "--old-grid", "2x3"]
+    assert "x.npz gives scores that are not finite for 1 of 1" in refusal(predict.main, given)
+
+
+@pytest.mark.parametrize("attention", [False, True])
+def test_predict_keeps_what_is_asked_for(attention):
+    """Memory does not grow with the number of blocks: none keeps its N x N weights."""
+    most = []
+    for blocks in (2, 12):
+        p = params.initialise(
+            variants.Variant("x", 2, 8, 8, 1, blocks), 0, image_size=64, classes=2
+        )
+        description = {"blocks": blocks, "prefix_tokens": 1}
+        tracemalloc.start()
+        scores, found = predict.look(p, description, np.zeros((64, 64, 3), np.uint8), attention)
+        most.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert np.shape(found) == ((32, 32) if attention else ())
+        assert scores.shape == (2,)
+    weights = 4 * 1025**2  # bytes of one block's
+    assert most[1] - most[0] < weights / 4
+
+
+@pytest.mark.parametrize("name", [b"caf\xc3\xa9 $x^2$.png", b"caf\xe9.png", b"a\x1b[31m\n.png"])
+def test_predict_names_in_any_code_page(files, name):
+    """A C locale without UTF-8: names are shown as they can be, in the picture too."""
+    path, folder = files
+    picture = os.fsencode(folder) + b"/" + name
+    with open(picture, "wb") as file:
+        file.write((folder / "dark.png").read_bytes())
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "minivit.predict", picture, "--checkpoint", str(path)]
+    command += ["--old-grid", "2x3", "--labels", str(folder / "labels.txt")]
+    command += ["--attention", str(folder / "attention.png")]
+    result = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.stdout.isascii()
+    assert b"\x1b" not in result.stdout
+    assert len(result.stdout.splitlines()) == 3
+    assert rb"d\xf6g" in result.stdout
+    assert (folder / "attention.png").stat().st_size > 1000
 
 
 def test_predict_at_another_size(files, capsys):
@@ -547,15 +607,17 @@ def test_random_positions_keep_the_prefix():
     np.testing.assert_array_equal(new, finetune.resize_positions(p, 16, method="random"))
 
 
-def test_probe_on_the_command_line(tmp_path, capsys, monkeypatch):
-    """A line for every size and method; features of a random model beat chance."""
+@pytest.fixture
+def few(monkeypatch):
+    """300 pictures to train and to test on."""
     whole = datasets.load("fashion-mnist")
-    few = [
-        a[:300]
-        for a in (whole.train_images, whole.train_labels, whole.test_images, whole.test_labels)
-    ]
-    few = datasets.Dataset("few", whole.classes, *few)
+    arrays = whole.train_images, whole.train_labels, whole.test_images, whole.test_labels
+    few = datasets.Dataset("few", whole.classes, *(a[:300] for a in arrays))
     monkeypatch.setattr(datasets, "load", lambda name, **_: few)
+
+
+def test_probe_on_the_command_line(tmp_path, capsys, few, refusal, monkeypatch):
+    """A line for every size and method; features of a random model beat chance."""
     p = params.initialise(variants.parse("tiny"), 0, image_size=28, channels=1, classes=10)
     path = str(checkpoint.save(tmp_path / "x.npz", p))
     assert finetune.main([path, "--image-size", "28", "14x28"]) == 0
@@ -563,8 +625,38 @@ def test_probe_on_the_command_line(tmp_path, capsys, monkeypatch):
     assert len(lines) == 1 + 5
     assert "as it is" in lines[0]
     assert all(float(line.split()[-1].rstrip("%")) > 30 for line in lines)
-    assert finetune.main([path, "--image-size", "30"]) == 2
-    assert "not divisible" in capsys.readouterr().err
+    monkeypatch.setattr(datasets, "load", None)  # mistakes come before any data
+    assert "not divisible" in refusal(finetune.main, [path, "--image-size", "28", "30"])
+    error = refusal(finetune.main, [path, "--image-size", "28", "9996"])
+    assert "attention among 2,039,184 tokens" in error
+    assert "--strict needs" in refusal(finetune.main, [path, "--image-size", "28", "--strict"])
+
+
+def test_probe_without_positions(tmp_path, capsys, few):
+    """Nothing is resized then, so there is one way, whatever the size."""
+    p = params.initialise(variants.parse("tiny"), 0, image_size=28, channels=1, positions=False)
+    path = str(checkpoint.save(tmp_path / "x.npz", p))
+    assert finetune.main([path, "--image-size", "28", "14x28"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:-1] for line in lines] == [
+        ["28x28", "as", "it", "is"],
+        ["14x28", "as", "it", "is"],
+    ]
+
+
+def test_probe_of_broken_scores(tmp_path, few, refusal):
+    """The file is named, and nothing is printed of it."""
+    p = params.initialise(variants.parse("tiny"), 0, image_size=28, channels=1)
+    p["embedding"]["kernel"][:] = p["embedding"]["bias"][:] = 3e38
+    path = checkpoint.save(tmp_path / "x.npz", p)
+    error = refusal(finetune.main, [path, "--image-size", "28"])
+    assert "x.npz gives scores that are not finite for" in error
+
+
+def test_finetune_says_that_it_trains_nothing():
+    text = " ".join(finetune.parser().format_help().split())
+    assert "trains nothing" in text
+    assert "To fine-tune, `python -m minivit.train --init FILE`" in text
 
 
 def titles(figure):

@@ -204,3 +204,12 @@ def test_overfits_one_batch():
     assert loss < 1e-2
     assert metrics["accuracy"] == 1
     assert {leaf.dtype for leaf in flatten(p).values()} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny-resnet"])
+def test_without_a_way_back(name):
+    """The same scores to the bit; nothing of a ViT's blocks is kept for gradients."""
+    p = params.initialise(variants.parse(name), 0, image_size=28, channels=1, classes=3)
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 28, 28, 1)).astype("float32")
+    scores, _ = in_numpy.model(p, images)
+    np.testing.assert_array_equal(in_numpy.model(p, images, backward=False)[0], scores)

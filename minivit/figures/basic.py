@@ -21,7 +21,7 @@ def plain(name, most=60):
 
 def color_key(figure, image, axes, text):
     """What the colours of an image mean, beside all of some axes."""
-    figure.colorbar(image, ax=axes, label=text, shrink=0.8, aspect=30)
+    figure.colorbar(image, ax=axes, label=text, shrink=0.8)
 
 
 def show(axes, image):

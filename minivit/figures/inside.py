@@ -5,7 +5,7 @@ import numpy as np
 from .basic import color_key, plain, show
 from .canvas import Figure
 
-OF_LARGEST = "share of each map's largest weight"  # each map has a scale of its own
+OF_LARGEST = "share of each\nmap's largest weight"  # each map has a scale of its own
 
 
 def overlay(axes, image, weights):  # -> the map, for its colour key
@@ -95,7 +95,8 @@ def filters(kernels, columns=8, title=""):  # [count, P, P, C] -> Figure
     rows = -(-count // columns)
     size = (max(1.1 * columns, 4.4 * bool(title)), 1.1 * rows + 0.5 * bool(title))
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title, fontsize=9)
+    if title:
+        figure.suptitle(title, fontsize=9)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid[count:]:
         axes.axis("off")
