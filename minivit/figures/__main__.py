@@ -23,8 +23,8 @@ from .. import (
     figures,
     finetune,
     images,
-    opening,
     machine,
+    opening,
     predict,
 )
 from ..architecture import (
