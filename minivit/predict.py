@@ -33,7 +33,6 @@ def parser():
     p = command.Parser(prog="python -m minivit.predict", description=__doc__)
     p.add_argument("images", nargs="*", help="files or folders; none: paths on standard input")
     add_model_options(p)
-    p.add_argument("--labels", metavar="FILE", help="class names, a line each, UTF-8")
     p.add_argument("--top", type=command.whole(1), default=5, help="classes to show (default: 5)")
     text = f"draw where the last block looks, for up to {DRAWN} pictures: .png, .pdf or .svg"
     p.add_argument("--attention", metavar="FILE", help=text)
@@ -49,6 +48,7 @@ def add_model_options(p):
     p.add_argument("--crop", type=command.number(0, 1, open_left=True), default=7 / 8, help=text)
     p.add_argument("--invert", action="store_true", help="swap black and white first")
     opening.add_reading_options(p)
+    p.add_argument("--labels", metavar="FILE", help="class names, a line each, UTF-8")
 
 
 def read_model(args, head=True):  # -> parameters, description, image size

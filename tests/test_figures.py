@@ -388,10 +388,13 @@ def test_command_without_a_head_and_mistakes(tmp_path, capsys, refusal):
     assert "--crop is 2" in refusal(figures_command, [*given, "--crop", "2"])
     for heads in ("0", "7"):
         assert "--heads" in refusal(figures_command, [*given, "--heads", heads])
+    (tmp_path / "labels.txt").write_text("a\nb\n")
+    labels = ["--labels", tmp_path / "labels.txt"]
+    assert "has no head" in refusal(figures_command, [*given, *labels])
     assert not (tmp_path / "new").exists()  # a mistake comes before any work
 
 
-def test_command_with_many_pictures_and_strange_names(tmp_path, capsys):
+def test_command_with_many_pictures_and_strange_names(tmp_path, capsys, monkeypatch):
     """Up to eight, which is said; a name is no formula; a head of zeros speaks for no class."""
     path, p = small(tmp_path, TWO_BLOCKS)
     picture = (tmp_path / "picture.png").read_bytes()
@@ -404,6 +407,12 @@ def test_command_with_many_pictures_and_strange_names(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "the first 8 of 10 pictures" in said
     assert "no classes" not in said
+    labels = tmp_path / "labels.txt"
+    labels.write_text("a$b_c$\n" * 3)
+    shown, overlays = [], figures.overlays
+    monkeypatch.setattr(figures, "overlays", lambda *a: shown.extend(a[2]) or overlays(*a))
+    assert figures_command([*given, "--labels", str(labels)]) == 0
+    assert [title.split("\n")[1] for title in shown] == 8 * ["a$b_c$"]
     assert len(list((tmp_path / "out").glob("heads-*"))) == 8
     p["head"]["kernel"] *= 0
     checkpoint.save(path, p)

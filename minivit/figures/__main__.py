@@ -24,6 +24,7 @@ from .. import (
     finetune,
     images,
     machine,
+    opening,
     predict,
 )
 from ..architecture import (
@@ -162,9 +163,9 @@ def of_weights(params, description, size):  # -> name and Figure, one by one
         print("no positions, so no picture of them")
 
 
-def of_pictures(params, description, pictures, checkpoint):  # -> name and Figure, one by one
+def of_pictures(params, description, pictures, checkpoint, names):  # -> name and Figure, one by one
     """Where the model looks in each picture, (path, image), and in all together."""
-    names, titles, found = description.get("class_names"), [], []
+    titles, found = [], []
     hybrid = "conv_root" in params
     if hybrid:
         print("tokens are cut from a feature map, so no picture of patches")
@@ -172,7 +173,7 @@ def of_pictures(params, description, pictures, checkpoint):  # -> name and Figur
         print("no classes (no head, or one of zeros), so no rollout by gradient")
     for number, (path, image) in enumerate(pictures, 1):
         best, what = seen(params, description, image, checkpoint)
-        label = None if best is None else names[best] if names else f"class {best}"
+        label = None if best is None else names[best]
         stem = Path(path).stem
         titles.append(literal(stem) if label is None else f"{literal(stem)}\n{literal(label)}")
         found.append(what)
@@ -212,13 +213,15 @@ def draw(args):  # -> exit status
     """Write every figure, and say its name; 1 if some picture could not be read."""
     output = command.folder(args.output, "--output")
     params, description, size = predict.read_model(args, head=False)
+    known = args.labels or description["classes"] is not None
+    names = opening.class_names(description, args.labels) if known else None
     pictures, status = read_pictures(args, params, description, size)
     output.mkdir(parents=True, exist_ok=True)
 
     def every():
         yield from of_weights(params, description, size)
         if pictures:
-            yield from of_pictures(params, description, pictures, args.checkpoint)
+            yield from of_pictures(params, description, pictures, args.checkpoint, names)
 
     for name, figure in every():
         figure.savefig(output / f"{name}.png", dpi=100)

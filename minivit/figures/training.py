@@ -83,7 +83,8 @@ def confusion(counts, classes, confused=()):
     edge = len(classes) - 0.5
     frame = (-0.5, edge, edge, -0.5)
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=100, extent=frame)
-    axes.set(xlabel="predicted", ylabel="true")
+    number = "" if few else " (number of the class)"
+    axes.set(xlabel=f"predicted{number}", ylabel=f"true{number}")
     color_key(figure, image, axes, "% of the true class")
     if few:
         ticks, names = range(len(classes)), [plain(name, 30) for name in classes]
