@@ -345,5 +345,5 @@ class Run:
         ]
         if skipped := int(self.engine.state["skipped"]):
             steps = command.counted(skipped, "step")
-            lines.append(f"{steps} had a gradient that was not finite and changed nothing")
+            lines.append(f"{steps} would have left the finite numbers and changed nothing")
         return "\n".join(lines)

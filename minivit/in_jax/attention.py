@@ -6,7 +6,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from .half import wide
+from .half import narrow, wide
 from .mlp import dense
 
 PROJECTIONS = ("query", "key", "value")
@@ -21,7 +21,7 @@ def softmax(s):  # [..., N] -> [..., N]
     """
     scores = wide(s)
     exponentials = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
-    return (exponentials / exponentials.sum(-1, keepdims=True)).astype(s.dtype)
+    return narrow(exponentials / exponentials.sum(-1, keepdims=True), s)
 
 
 @jax.custom_vjp

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from ..shapes import check_channels, padded
-from .half import wide
+from .half import narrow, wide
 from .norms import centre
 
 
@@ -27,10 +27,10 @@ def standardise_kernel(kernel, form="official"):  # [rows, columns, C, F], the s
     centred, unit = centre(wide(kernel), (0, 1, 2), kernel.dtype == "bfloat16")
     variance = (centred * centred).mean((0, 1, 2))
     if form == "bit":
-        return (centred / jnp.sqrt(variance + 1e-10 / unit / unit)).astype(kernel.dtype)
+        return narrow(centred / jnp.sqrt(variance + 1e-10 / unit / unit), kernel)
     # The square root has no slope at 0: a constant filter stays 0 and gets a finite gradient.
     deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
-    return (centred / (deviation + 1e-5 / unit)).astype(kernel.dtype)
+    return narrow(centred / (deviation + 1e-5 / unit), kernel)
 
 
 def std_conv(p, x, *, form="official", **options):  # [B, height, width, C] -> [B, h, w, F]

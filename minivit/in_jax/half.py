@@ -8,6 +8,11 @@ def wide(x):
     return x.astype(jnp.promote_types(x.dtype, "float32"))
 
 
+def narrow(y, x):
+    """A result in the type of x."""
+    return y.astype(jnp.result_type(x))
+
+
 def spread(p, shape):
     """A parameter for many rows, whose gradients are added up in `wide`."""
-    return jnp.broadcast_to(wide(p), shape).astype(p.dtype)
+    return narrow(jnp.broadcast_to(wide(p), shape), p)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from ..shapes import check_rate, check_targets
-from .half import wide
+from .half import narrow, wide
 
 
 def smooth_labels(labels, classes, smoothing=0.0, dtype="float32"):  # [B] -> [B, classes]
@@ -22,19 +22,20 @@ def guess(logits):  # [..., classes] -> [...]
 def softmax_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
     """-sum(target log softmax(logits)), in nats; log(classes) when all scores are equal."""
     check_targets(logits.shape, targets.shape)
-    dtype, logits, targets = logits.dtype, wide(logits), wide(targets)
-    shifted = logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True))
+    scores, targets = wide(logits), wide(targets)
+    shifted = scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     log_probabilities = shifted - jnp.log(jnp.exp(shifted).sum(-1, keepdims=True))
-    return -(targets * jnp.where(targets == 0, 0, log_probabilities)).sum(-1).astype(dtype)
+    losses = -(targets * jnp.where(targets == 0, 0, log_probabilities)).sum(-1)
+    return narrow(losses, logits)
 
 
 def sigmoid_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
     """An independent yes-or-no question for each class, summed; ImageNet-21k was trained so."""
     check_targets(logits.shape, targets.shape)
-    dtype, logits, targets = logits.dtype, wide(logits), wide(targets)
-    claimed = jnp.where(targets == 0, 0, logits) * targets
+    scores, targets = wide(logits), wide(targets)
+    claimed = jnp.where(targets == 0, 0, scores) * targets
     # logaddexp(0, x) is log(1 + exp(x)) without overflow, and smooth at 0 for autodiff.
-    return (jnp.logaddexp(logits, 0) - claimed).sum(-1).astype(dtype)
+    return narrow((jnp.logaddexp(scores, 0) - claimed).sum(-1), logits)
 
 
 LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from .half import wide
+from .half import narrow, wide
 from .losses import softmax_cross_entropy
 from .mlp import dense
 from .positions import add_class_token
@@ -35,10 +35,10 @@ def color_loss(predictions, labels, corrupted):  # [B, N, T*K], [B, N, T], [B, N
     logits = jnp.where(corrupted[..., None], wide(predictions), 0).reshape(*labels.shape, -1)
     targets = (jnp.arange(logits.shape[-1]) == labels[..., None]).astype(logits.dtype)
     loss = over_corrupted(softmax_cross_entropy(logits, targets).mean(-1), corrupted)
-    return loss.astype(predictions.dtype)
+    return narrow(loss, predictions)
 
 
 def pixel_loss(predictions, patches, corrupted):  # 2 x [B, N, P*P*C], [B, N] -> number
     """Mean squared error of the pixels in [-1, 1] of each corrupted patch."""
     error = jnp.where(corrupted[..., None], wide(predictions) - wide(patches), 0)
-    return over_corrupted((error * error).mean(-1), corrupted).astype(predictions.dtype)
+    return narrow(over_corrupted((error * error).mean(-1), corrupted), predictions)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ..shapes import groups_of
-from .half import wide
+from .half import narrow, wide
 
 
 def centre(x, axes, far):  # -> x minus its mean in some unit, the unit
@@ -47,7 +47,7 @@ standardise.defvjp(keep_deviation, back_by_hand)
 def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
     """Give every token mean 0 and variance 1, then scale and shift each feature (section 3.1)."""
     normal = standardise(wide(x), epsilon, -1, x.dtype == "bfloat16")
-    return (normal * p["scale"] + p["bias"]).astype(x.dtype)
+    return narrow(normal * p["scale"] + p["bias"], x)
 
 
 def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, width, C]
@@ -55,4 +55,4 @@ def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, widt
     groups = groups_of(x.shape[-1])
     grouped = x.reshape(len(x), -1, groups, x.shape[-1] // groups)  # [B, pixels, G, C/G]
     normal = standardise(wide(grouped), epsilon, (1, 3), x.dtype == "bfloat16")
-    return (normal.reshape(x.shape) * p["scale"] + p["bias"]).astype(x.dtype)
+    return narrow(normal.reshape(x.shape) * p["scale"] + p["bias"], x)
