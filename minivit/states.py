@@ -51,9 +51,9 @@ def read_options(folder, given, names):  # -> {option: value}, devices, identity
         record = grown(record)
         if missing := sorted({*names, "devices", "data"} - {*record}):
             raise ValueError(f"it lacks {', '.join(missing[:5])}; another version wrote it?")
-        if not isinstance(record["data"], dict | None):
+        if not isinstance(record["data"], dict):
             raise ValueError("it does not say what the data set was")
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     if "output" in given:
         raise ValueError(
@@ -79,14 +79,14 @@ def grown(record):  # -> record
 
     The test pictures of its folder were drawn by its seed; today their names decide.
     """
-    if "data" in record:
+    if "data" in record or not {"dataset", "init", "objective", "validation"} <= {*record}:
         return record
     if str(record["dataset"]).startswith("folder:"):
         raise ValueError("version 0.1 chose other test pictures of a folder; start another run")
     idle = [] if record["init"] else ["positions"]
     idle += ["corrupt", "mosaic_every"] if record["objective"] == "classes" else []
     idle += [] if record["validation"] else ["evaluate_every"]
-    since = {"data": None, "heads": None, "pixels": None, "extra": "error"}
+    since = {"data": {}, "heads": None, "pixels": None, "extra": "error"}
     return since | record | dict.fromkeys(idle)
 
 

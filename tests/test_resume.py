@@ -387,6 +387,31 @@ def test_no_run_to_resume(content, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_run_of_version_0_1(tmp_path, refusal):
+    """It noted neither its data nor how its file is read, and options that it had no use for."""
+    options = ["--tiny", "--steps", "12", "--batch-size", "16", "--backend", "numpy"]
+    options += ["--checkpoint-every", "4", "--output"]
+    assert train.main([*options, str(tmp_path / "a")]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        killed_at(7, NumPyEngine, patch)
+        with pytest.raises(Killed):
+            train.main([*options, str(tmp_path / "b")])
+    path, state = tmp_path / "b" / "run.json", tmp_path / "b" / "state-4.npz"
+    record = json.loads(path.read_text())
+    for name in ("data", "heads", "pixels", "extra"):
+        del record[name]
+    record |= {"positions": "corners", "corrupt": 0.5, "mosaic_every": 3, "evaluate_every": 1}
+    arrays, note = states.read(state)
+    del note["data"]
+    arrays[states.RECORD] = np.array(json.dumps(note))
+    checkpoint.write_npz(state, arrays)
+    path.write_text(json.dumps(record | {"dataset": "folder:photos"}))
+    assert "start another run" in refusal(train.main, ["--resume", tmp_path / "b"])
+    path.write_text(json.dumps(record))
+    assert train.main(["--resume", str(tmp_path / "b")]) == 0
+    assert files(tmp_path / "b") == files(tmp_path / "a")
+
+
 def test_other_devices():
     """Another order of sums is told; other dropout masks are refused."""
     states.check_devices("2 cpu devices", "2 cpu devices", 0.1)
