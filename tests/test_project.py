@@ -1,7 +1,9 @@
 """The project itself: who imports whom, what is declared, what README promises."""
 
 import ast
+import csv
 import re
+import statistics
 import subprocess
 import sys
 import tomllib
@@ -129,6 +131,66 @@ def test_readme_links_and_letters():
         assert (ROOT / (target[0] or target[1])).exists(), target
     letters = re.search(r"B batch.*?R width of pre_logits", " ".join(minivit.__doc__.split()))[0]
     assert letters in " ".join(README.split())
+
+
+def recorded(name):
+    """The rows of a file of results."""
+    with open(ROOT / "data" / name, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_numbers_of_other_image_sizes():
+    """README's table is what was recorded, and nothing else."""
+    found = []
+    for line in re.findall(r"^\| `(.*)$", README, re.M):
+        cells = [cell.strip() for cell in line.split("|")]
+        if re.match(r"(corners|bilinear|bicubic|random)", line):
+            columns = [("56x56", "0"), ("56x56", "300"), ("28x56", "0"), ("28x56", "300")]
+            name = cells[0].split("`")[0]
+            found += [
+                (size, name, steps, cell.removesuffix(" %"))
+                for (size, steps), cell in zip(columns, cells[1:], strict=False)
+                if cell
+            ]
+    rows = [tuple(row.values()) for row in recorded("resolutions.csv")]
+    assert sorted(found) == sorted(rows[1:])
+    assert f"({rows[0][-1]} % at 28x28)" in README
+
+
+def test_numbers_of_few_shot():
+    """README's table is what was recorded."""
+    rows = {}
+    for row in recorded("few_shot.csv"):
+        rows.setdefault(row["features"], []).append(f"{row['accuracy']} ± {row['deviation']}")
+    assert len(rows) == 5
+    for name, cells in rows.items():
+        assert f"| {name} | {' | '.join(cells)} |" in README
+
+
+@pytest.mark.parametrize("name", ["families.csv", "masked.csv"])
+def test_numbers_over_seeds(name):
+    """Each cell of README's tables is the mean and the deviation of the runs that were recorded."""
+    runs = {}
+    for *what, _, accuracy in (row.values() for row in recorded(name)):
+        runs.setdefault(tuple(what), []).append(float(accuracy))
+    plain = README.replace("*", "")
+    for what, values in runs.items():
+        cell = f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}"
+        assert f"| {cell} |" in plain, what
+
+
+def test_numbers_of_the_benchmark():
+    """README's table of speeds has the medians that were recorded, to two digits."""
+    plain = README.replace("*", "")
+    rows = [row for row in recorded("bench.csv") if row["config"] != "B/16"]
+    for name in ("minivit JAX", "timm compiled", "vit-pytorch"):
+        ratios = {
+            (row["what"], row["config"]): f"{float(row['ratio']):.2f}"
+            for row in rows
+            if row["contestant"] == name
+        }
+        order = [(what, c) for what in ("train", "forward") for c in ("tiny", "tiny/4", "Ti/16")]
+        assert f"| {' | '.join(ratios[key] for key in order)} |" in plain, name
 
 
 def test_the_map_is_complete():
