@@ -21,7 +21,6 @@ import numpy as np
 from . import foreign
 from .command import literal
 
-TEMPORARY = re.compile(r"\.saving-[a-z0-9_]{8}\.tmp")
 # Where a file departs from what its dialect expects, one more entry says so.
 SETTINGS = foreign.OWN + "settings"
 # Weights hardly compress (fresh zeros do, but are few): more than this fills a memory on purpose.
@@ -88,11 +87,11 @@ def replacing(path):  # -> a binary file
         raise
 
 
-def sweep(folder):
-    """Remove what killed saves have left: temporary files not written to for an hour."""
-    for path in filter(lambda path: TEMPORARY.fullmatch(path.name), folder.iterdir()):
+def sweep(folder, age=3600):
+    """Remove what killed saves have left: temporary files not written to for `age` seconds."""
+    for path in folder.glob(".saving-????????.tmp"):
         with contextlib.suppress(OSError):  # somebody else's, or just gone
-            if path.is_file() and time.time() - path.stat().st_mtime > 3600:
+            if path.is_file() and time.time() - path.stat().st_mtime >= age:
                 path.unlink()
 
 
@@ -195,7 +194,7 @@ def opened(path):  # -> {name: (shape, type)}, settings, function: name -> array
 
 
 def reader_of(start):  # first bytes of a file -> function
-    """A zip, or a length (which is no text) and JSON."""
+    """What reads a zip, or a length and then JSON."""
     if start[:4] in (b"PK\3\4", b"PK\5\6"):  # the length may begin with PK too
         return read_npz
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**40:
@@ -214,7 +213,7 @@ def check_sizes(kinds, size):
         name = max(kinds, key=lambda name: nbytes(*kinds[name]))
         raise foreign.Foreign(
             f"has {size / 1e6:.3g} MB, and {name} {list(kinds[name][0])} in it would unpack to "
-            f"{nbytes(*kinds[name]) / 1e6:,.0f} MB; weights do not compress so far, so it is none"
+            f"{nbytes(*kinds[name]) / 1e6:,.0f} MB; weights do not compress so far"
         )
 
 

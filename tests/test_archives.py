@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save as safetensors_bytes
 
-from minivit import archives, checkpoint, params, variants
+from minivit import archives, checkpoint, params, states, variants
 from minivit.params import flatten, unflatten
 
 SMALL = variants.Variant("small", patch=4, width=12, mlp=20, heads=3, blocks=2)
@@ -76,6 +76,13 @@ def test_temporary_files_of_killed_saves(tmp_path):
         file.write(b"half")
         checkpoint.save(tmp_path / "x.npz", model())
     assert {*os.listdir(tmp_path)} == before - {".saving-0123abcd.tmp"} | {"x.npz", "other.npz"}
+
+
+def test_a_resumed_run_removes_what_the_killed_one_left(tmp_path):
+    """At once: nobody else writes into a folder that is locked."""
+    (tmp_path / ".saving-0123abcd.tmp").write_bytes(b"half")
+    with states.lock(tmp_path):
+        assert os.listdir(tmp_path) == [states.LOCK]
 
 
 def test_writers_side_by_side(tmp_path):

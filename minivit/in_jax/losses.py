@@ -1,4 +1,4 @@
-"""Losses over class scores, one number an example."""
+"""Losses over class scores, one number per example."""
 
 import jax
 import jax.numpy as jnp

@@ -63,8 +63,8 @@ def gelu(x, form="tanh"):  # [...] -> [...]
 
 def mlp(p, x, *, gelu_form="tanh", rate=0.0, rng=None):  # [..., D] -> [..., D]
     """Widen to M features, bend, narrow back to D (eq. 3), with dropout after both layers."""
-    wide, back_widen = dense(p["Dense_0"], x)
-    bent, back_gelu = gelu(wide, gelu_form)
+    hidden, back_widen = dense(p["Dense_0"], x)
+    bent, back_gelu = gelu(hidden, gelu_form)
     kept, back_inner = dropout(bent, rate, rng)
     narrow, back_narrow = dense(p["Dense_1"], kept)
     y, back_outer = dropout(narrow, rate, rng)

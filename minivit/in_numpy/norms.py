@@ -38,7 +38,7 @@ def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
 def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, width, C]
     """Give each group of channels of each image mean 0 and variance 1, then scale and shift.
 
-    32 groups, or one a channel where there are fewer (arXiv 1803.08494). vit_jax's hybrid uses
+    32 groups, or one per channel where there are fewer (arXiv 1803.08494). vit_jax's hybrid uses
     epsilon 1e-6, BiT 1e-5. The variance is that of the centred values, so a large mean does no
     harm. Half precision is computed in float64.
     """
