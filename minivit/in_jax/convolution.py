@@ -27,10 +27,10 @@ def standardise_kernel(kernel, form="official"):  # [rows, columns, C, F], the s
     centred = wide - wide.mean((0, 1, 2))
     variance = (centred * centred).mean((0, 1, 2))
     if form == "bit":
-        return narrow(centred / jnp.sqrt(variance + 1e-10), kernel)
+        return narrow(centred / jnp.sqrt(variance + 1e-10), kernel.dtype)
     # The square root has no slope at 0: a constant filter stays 0 and gets a finite gradient.
     deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
-    return narrow(centred / (deviation + 1e-5), kernel)
+    return narrow(centred / (deviation + 1e-5), kernel.dtype)
 
 
 def std_conv(p, x, *, form="official", **options):  # [B, height, width, C] -> [B, h, w, F]

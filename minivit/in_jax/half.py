@@ -17,11 +17,11 @@ def bounded(x, axes):
     return y * jnp.ldexp(jnp.float32(1), -jnp.maximum(exponent - 50, 0))
 
 
-def narrow(y, x):
-    """A result in the type of x."""
-    return y.astype(jnp.result_type(x))
+def narrow(y, dtype):
+    """A result in the type that its input had."""
+    return y.astype(jnp.result_type(dtype))  # of NumPy's float64, the type that JAX makes of it
 
 
 def spread(p, shape):
     """A parameter for many rows, whose gradients are added up in `wide`."""
-    return narrow(jnp.broadcast_to(wide(p), shape), p)
+    return narrow(jnp.broadcast_to(wide(p), shape), p.dtype)

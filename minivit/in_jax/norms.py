@@ -37,7 +37,7 @@ standardise.defvjp(keep_deviation, back_by_hand)
 def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
     """Give every token mean 0 and variance 1, then scale and shift each feature (section 3.1)."""
     normal = standardise(bounded(x, -1), epsilon)
-    return narrow(normal * p["scale"] + p["bias"], x)
+    return narrow(normal * p["scale"] + p["bias"], x.dtype)
 
 
 def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, width, C]
@@ -45,4 +45,4 @@ def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, widt
     groups = groups_of(x.shape[-1])
     grouped = x.reshape(len(x), -1, groups, x.shape[-1] // groups)  # [B, pixels, G, C/G]
     normal = standardise(bounded(grouped, (1, 3)), epsilon, (1, 3))
-    return narrow(normal.reshape(x.shape) * p["scale"] + p["bias"], x)
+    return narrow(normal.reshape(x.shape) * p["scale"] + p["bias"], x.dtype)
