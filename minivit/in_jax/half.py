@@ -19,9 +19,10 @@ def bounded(x, axes):
 
 def narrow(y, dtype):
     """A result in the type that its input had."""
-    return y.astype(jnp.result_type(dtype))  # of NumPy's float64, the type that JAX makes of it
+    return y.astype(dtype)
 
 
 def spread(p, shape):
     """A parameter for many rows, whose gradients are added up in `wide`."""
+    p = jnp.asarray(p)
     return narrow(jnp.broadcast_to(wide(p), shape), p.dtype)
