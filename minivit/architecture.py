@@ -219,7 +219,7 @@ def check(flat, extra="error"):  # -> names and shapes that were dropped
 
 
 def check_finite(flat):
-    """Weights are numbers: one that is none spoils every answer, silently or not."""
+    """Refuse weights that are not finite: a single one spoils every answer."""
     for name, array in flat.items():
         if not np.isfinite(array).all():
             raise ValueError(

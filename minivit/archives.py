@@ -10,8 +10,8 @@ import json
 import math
 import os
 import re
-import stat
-import tempfile
+import secrets
+import shutil
 import time
 import zipfile
 from pathlib import Path
@@ -21,15 +21,6 @@ import numpy as np
 from . import foreign
 from .command import literal
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-# The permissions that new files lack: a temporary file is private, a checkpoint is not.
-UMASK = os.umask(0)
-os.umask(UMASK)
-TEMPORARY = re.compile(r"\.saving-[a-z0-9_]{8}\.tmp")
 # Where a file departs from what its dialect expects, one more entry says so.
 SETTINGS = foreign.OWN + "settings"
 # Weights hardly compress (fresh zeros do, but are few): more than this fills a memory on purpose.
@@ -72,33 +63,36 @@ def replacing(path):  # -> a binary file
     """Write a file so that at any moment the old one or the new one is there, whole.
 
     What is written goes to a temporary file beside it, is flushed to the disk, and is then renamed.
-    Temporary files that killed saves have left in the folder are removed.
     """
-    target = Path(os.path.expanduser(path)).resolve()  # through a link, not in its place
+    target = Path(path).expanduser().resolve()  # through a link, not in its place
     if not target.parent.is_dir():
         raise FileNotFoundError(f"the folder of {path} does not exist")
     if target.exists() and not target.is_file():
         raise FileExistsError(f"{path} is no file that could be replaced")
     sweep(target.parent)
-    name = None
+    temporary = target.with_name(f".saving-{secrets.token_hex(4)}.tmp")
     try:
-        file, name = temporary(target.parent)
-        with file:
+        with open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~UMASK
-            os.chmod(name, mode)
-            if fcntl:  # while the lock is held, so that nobody takes it for a killed save's
-                os.replace(name, target)
-        if not fcntl:  # Windows renames closed files alone
-            os.replace(name, target)
+        if target.exists():
+            shutil.copymode(target, temporary)
+        os.replace(temporary, target)
     except BaseException as error:
-        with contextlib.suppress(OSError, TypeError):
-            os.unlink(name)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         if isinstance(error, OSError) and error.errno:
             raise OSError(error.errno, remedy(error), str(path)) from None
         raise
+
+
+def sweep(folder, age=3600):
+    """Remove what killed saves have left: temporary files not written to for `age` seconds."""
+    for path in folder.glob(".saving-????????.tmp"):
+        with contextlib.suppress(OSError):  # somebody else's, or just gone
+            if path.is_file() and time.time() - path.stat().st_mtime >= age:
+                path.unlink()
 
 
 def remedy(error):  # OSError -> text
@@ -109,47 +103,6 @@ def remedy(error):  # OSError -> text
             "a file that was there before is untouched"
         )
     return error.strerror
-
-
-def temporary(folder):  # -> file, its name
-    """A new file, locked as long as its writer lives."""
-    while True:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=".saving-", suffix=".tmp")
-        file = os.fdopen(handle, "wb")
-        with contextlib.suppress(OSError):  # a file system without locks: nobody will remove it
-            if fcntl:
-                fcntl.flock(file, fcntl.LOCK_EX)
-        if fcntl is None or is_at(file, name):
-            return file, name
-        file.close()  # a sweep came between the two lines above
-
-
-def sweep(folder):
-    """Remove what killed saves have left: temporary files whose lock can be had.
-
-    Windows has no such locks, but keeps a file that is open; a minute covers the time between
-    closing and renaming.
-    """
-    for name in filter(TEMPORARY.fullmatch, os.listdir(folder)):
-        path = os.path.join(folder, name)
-        with contextlib.suppress(OSError):  # it lives, is somebody else's, or has just gone
-            if fcntl is None:
-                if time.time() - os.stat(path).st_mtime > 60:
-                    os.unlink(path)
-                continue
-            with open(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK), "r+b") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if is_at(file, path):
-                    os.unlink(path)
-
-
-def is_at(file, path):  # -> bool
-    """Whether an open file is still the regular one of that name."""
-    try:
-        here, there = os.fstat(file.fileno()), os.lstat(path)
-    except FileNotFoundError:
-        return False
-    return stat.S_ISREG(there.st_mode) and os.path.samestat(here, there)
 
 
 def write(path, content):  # -> Path
@@ -241,7 +194,7 @@ def opened(path):  # -> {name: (shape, type)}, settings, function: name -> array
 
 
 def reader_of(start):  # first bytes of a file -> function
-    """A zip, or a length (which is no text) and JSON."""
+    """What reads a zip, or a length and then JSON."""
     if start[:4] in (b"PK\3\4", b"PK\5\6"):  # the length may begin with PK too
         return read_npz
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 2**40:
@@ -260,7 +213,7 @@ def check_sizes(kinds, size):
         name = max(kinds, key=lambda name: nbytes(*kinds[name]))
         raise foreign.Foreign(
             f"has {size / 1e6:.3g} MB, and {name} {list(kinds[name][0])} in it would unpack to "
-            f"{nbytes(*kinds[name]) / 1e6:,.0f} MB; weights do not compress so far, so it is none"
+            f"{nbytes(*kinds[name]) / 1e6:,.0f} MB; weights do not compress so far"
         )
 
 

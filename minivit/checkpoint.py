@@ -79,7 +79,7 @@ def checked_leaves(params):  # tree -> {name: array}
 
     def walk(tree):
         for name, branch in tree.items():
-            if not isinstance(name, str) or "/" in name or name == SETTINGS:
+            if not isinstance(name, str) or "/" in name:
                 raise ValueError(f"{name!r} cannot be a name in a checkpoint: text without a '/'")
             if isinstance(branch, dict):
                 walk(branch)

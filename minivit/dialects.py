@@ -87,13 +87,13 @@ EXPECTS = {
 }
 FOLDED = "v / 127.5 - 1, folded from ImageNet's"
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# timm's giant, gigantic, so400m; DINOv2's giant; and the usual 64 features a head.
+# timm's giant, gigantic, so400m; DINOv2's giant; and the usual 64 features per head.
 KNOWN_HEADS = {(1408, 40): 16, (1664, 48): 16, (1152, 27): 16, (1536, 40): 24, (512, 8): 8}
 WRITABLE = ("official", "linen", "big_vision", "big_vision-scan")
 WRITABLE += ("timm", "huggingface", "huggingface-5.9")
 TABLES = {"timm": TIMM, "huggingface": HUGGINGFACE, "dinov2": DINOV2}
 TABLES |= {"huggingface-5.9": HUGGINGFACE_NEW}
-MOST_BLOCKS = 1000  # of any model; a larger number in a name is no block's
+MOST_BLOCKS = 1000  # of any model; a name with a larger number is damaged
 
 
 def recognise(names):  # -> a key of EXPECTS
@@ -156,9 +156,9 @@ def to_official(
 ):  # {name: array} -> {name: array}
     """Arrays under the official names and in the official layout.
 
-    `heads` is the file's or the user's number for a state dict, `hint` one that is believed of
-    widths that nobody knows. Names that an official ViT has not
-    stay as they are, those of a state dict only if `extra` is "warn".
+    For a state dict, `heads` is the number that the file or the user states, and `hint` one that
+    is believed only where the width does not settle it. Names that an official ViT lacks stay as
+    they are, those of a state dict only if `extra` is "warn".
     """
     if dialect in TABLES:
         return from_torch(flat, dialect, heads, extra, hint)
@@ -305,8 +305,8 @@ def from_torch(flat, dialect, heads, extra, hint):
     table, imagenet = TABLES[dialect], saw_imagenet(flat, dialect)
     flat = renamed(strip_module(flat), older)
     if dialect == "huggingface":
-        flat = renamed(flat, lambda n: n.replace("mlp.fc1", "intermediate.dense"))
-        flat = renamed(flat, lambda n: n.replace("mlp.fc2", "output.dense"))
+        mlp = {"mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense"}
+        flat = renamed(flat, lambda n: re.sub(r"mlp\.fc[12]", lambda m: mlp[m[0]], n))
     flat.pop("embeddings.mask_token", None)  # of the pre-training; no part of the model
     flat = fold_layer_scale(join_prefix_tokens(split_qkv(flat)))
     blocks = numbers(flat, re.escape(table["block"].format("")[:-1]) + r"(\d+)\.")
@@ -441,7 +441,7 @@ def fold_layer_scale(flat):
         layers = ("attn.proj", "attention.output.dense") if which == "1" else ("mlp.fc2",)
         layer = next((start + n for n in layers if f"{start}{n}.weight" in flat), None)
         if layer is None:
-            raise ValueError(f"{name} scales a layer that an official ViT has not")
+            raise ValueError(f"{name} scales a layer that an official ViT lacks")
         gamma, shape = flat.pop(name), flat[f"{layer}.weight"].shape
         if not gamma.shape == flat[f"{layer}.bias"].shape == shape[:1]:
             raise ValueError(f"{name} has shape {list(gamma.shape)}, its layer {list(shape)}")

@@ -33,7 +33,7 @@ WORTH = "ask what its features are worth with --few-shot 1 5 10 25"
 
 
 def check_scores(scores, what):
-    """Refuse what a model says where that is no number; `what` is its file or its name."""
+    """Refuse scores that are not finite; `what` names the model or its file."""
     broken = int((~np.isfinite(scores)).any(-1).sum())
     if broken:
         raise ValueError(
@@ -138,7 +138,7 @@ def fit_ridge(x, y, constant, backend):  # -> weights [G, D, K], bias [G, K]
 
 def few_shot_table(features, labels, draws, classes, **options):
     # {k: list of indices of shots} -> [(k, accuracy of each draw, penalty)]
-    """For each k, some draws of k images a class; one penalty, the best on held-out images."""
+    """For each k, some draws of k images per class; one penalty, the best on held-out images."""
     rows, bar = [], progress(total=sum(map(len, draws.values())), what="fitting", unit="draw")
     for k, chosen in draws.items():
         results = []  # [draws, penalties, 2]
@@ -247,7 +247,7 @@ def draw_confusion(predictions, labels, classes):  # -> Figure
 
 
 def compare_few_shot(args):
-    """Print a table: the features and raw pixels, for each number of images a class."""
+    """Print a table: the features and raw pixels, for each number of images per class."""
     params, description = opening.read(args.checkpoint, **opening.chosen(args), head=False)
     if is_resnet(params) and args.features != "class":
         raise ValueError(

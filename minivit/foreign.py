@@ -1,4 +1,4 @@
-"""What a file is that minivit cannot read, in words that say what to do instead."""
+"""The kind of a file that minivit cannot read, and what to do instead."""
 
 import contextlib
 import os
@@ -14,22 +14,15 @@ KINDS = {
     b"\x93NUMPY": "a single .npy array",
     b"\x89HDF": "an HDF5 file (Keras?)",
     b"GGUF": "a GGUF file of a language model",
-    b"\x89PNG": "a picture",
-    b"\xff\xd8\xff": "a picture",
-    b"GIF8": "a picture",
-    b"BM": "a picture",
     b"RIFF": "a picture or a sound",
-    b"II*\0": "a picture",
-    b"MM\0*": "a picture",
     b"%PDF": "a PDF",
-    b"\x1f\x8b": "compressed by gzip; unpack it first",
-    b"BZh": "compressed by bzip2; unpack it first",
-    b"\xfd7zXZ": "compressed by xz; unpack it first",
-    b"\x28\xb5\x2f\xfd": "compressed by zstd; unpack it first",
-    b"7z\xbc\xaf": "an archive of 7-Zip; unpack it first",
-    b"Rar!": "an archive of RAR; unpack it first",
     b"\x08": "an ONNX file, it seems",
 }
+PICTURES = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+KINDS |= dict.fromkeys(PICTURES, "a picture")
+PACKERS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+PACKERS |= {b"7z\xbc\xaf": "7-Zip", b"Rar!": "RAR"}
+KINDS |= {sign: f"compressed by {name}; unpack it first" for sign, name in PACKERS.items()}
 PICKLE = "a pickle, which can run code and is never read; ask PyTorch for .safetensors"
 KINDS |= {bytes([0x80, protocol]): PICKLE for protocol in (2, 3, 4, 5)}
 READ = "a checkpoint is an .npz or a .safetensors file"

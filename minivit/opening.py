@@ -17,7 +17,7 @@ def add_reading_options(parser):
     parser.add_argument("--heads", type=command.whole(1), help=text)
     text = "a state dict saw v/127.5-1 (vit), or ImageNet's mean and deviation (many of timm's)"
     parser.add_argument("--pixels", choices=("vit", "imagenet"), help=text)
-    text = "of the file's positions, if no square"
+    text = "of the file's positions, if it is not square"
     parser.add_argument("--old-grid", type=image_shape, metavar="ROWSxCOLUMNS", help=text)
     text = "arrays that belong to no ViT are an error (the default), or are left out with a warning"
     parser.add_argument("--extra", choices=("error", "warn"), default="error", help=text)
@@ -72,7 +72,7 @@ def with_pixels(path, params, description, pixels):  # -> parameters, descriptio
 
 
 def class_names(description, labels_file=None):  # -> list of names
-    """One name a line of a file, as many as the model has classes; else those it knows itself."""
+    """The class names in a file, one per line, or else those that the checkpoint has itself."""
     classes = description["classes"]
     if classes is None:
         raise ValueError("the checkpoint has no head, so it knows no classes")

@@ -159,7 +159,7 @@ def update(
         grads = clip_by_global_norm(grads, clip, across)[0] if clip else grads
         new, new_state = RULES[rule](params, grads, state, learning_rate, **options)
         checked = new
-        if "square" in new_state and not (clip and clip < 1e15):
+        if rule == "adamw" and not clip:
             # An unclipped gradient's square may overflow, which would make a step of 0.
             checked = tree_map(lambda p, v: p * 0 + v, new, new_state["square"])
         # Nothing times zero is zero, unless it is infinite or no number.

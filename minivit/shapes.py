@@ -166,7 +166,7 @@ def check_channels(shape, kernel):
 
 
 def groups_of(channels, groups=32):  # -> number of groups
-    """GroupNorm's groups: 32, or one a channel where there are fewer."""
+    """GroupNorm's groups: 32, or one per channel where there are fewer."""
     groups = min(groups, channels)
     if channels % groups:
         raise ValueError(f"{channels} channels do not divide into {groups} groups; use a multiple")

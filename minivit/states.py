@@ -8,6 +8,7 @@ the number of the step decide. The newest two are kept: if one is damaged, the o
 import contextlib
 import hashlib
 import json
+import math
 import re
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from . import checkpoint
+from .archives import sweep
 from .params import flatten, unflatten
 
 try:
@@ -114,6 +116,7 @@ def lock(folder):
             raise BlockingIOError(
                 f"a run is going on in {folder}; wait for it, or choose another --output"
             ) from None
+        sweep(Path(folder), age=-math.inf)  # nobody else writes here
         yield
 
 

@@ -21,7 +21,7 @@ def softmax(s):  # [..., N] -> [..., N]
     """
     scores = wide(s)
     exponentials = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
-    return narrow(exponentials / exponentials.sum(-1, keepdims=True), s)
+    return narrow(exponentials / exponentials.sum(-1, keepdims=True), s.dtype)
 
 
 @jax.custom_vjp
@@ -47,7 +47,7 @@ def back_by_hand(kept, gradients):
     (q, k, v, weights), (dy, dweights) = kept, gradients
     copied = jax.lax.optimization_barrier if q.shape[-2] <= FEW_TOKENS else lambda x: x
     dweights = dweights + dy @ v.swapaxes(-1, -2)
-    share = (wide(dweights) * weights).sum(-1, keepdims=True).astype(weights.dtype)
+    share = narrow((wide(dweights) * weights).sum(-1, keepdims=True), weights.dtype)
     dscores = weights * (dweights - share)
     dscores = dscores * q.shape[-1] ** -0.5
     transposed, weights = copied((dscores.swapaxes(-1, -2), weights.swapaxes(-1, -2)))
@@ -97,9 +97,9 @@ def back_by_chunks(size, kept, dy):
         dq, dk, dv = back_by_hand(residuals, (dmixed, 0))
         return (sums[0] + dk, sums[1] + dv), dq
 
-    zeros = (wide(jnp.zeros_like(k)), wide(jnp.zeros_like(v)))
+    zeros = wide(jnp.zeros_like(k)), wide(jnp.zeros_like(v))
     (dk, dv), dq = jax.lax.scan(body, match(zeros, k), (chunks(q, size), chunks(dy, size)))
-    return unchunk(dq, q.shape), dk.astype(k.dtype), dv.astype(v.dtype)
+    return unchunk(dq, q.shape), narrow(dk, k.dtype), narrow(dv, v.dtype)
 
 
 def match(zeros, like):

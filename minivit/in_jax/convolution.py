@@ -4,8 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from ..shapes import check_channels, padded
-from .half import narrow, wide
-from .norms import centre
+from .half import bounded, narrow
 
 
 def conv2d(p, x, *, stride=1, padding="SAME"):  # [B, height, width, C] -> [B, h, w, F]
@@ -24,13 +23,14 @@ def conv2d(p, x, *, stride=1, padding="SAME"):  # [B, height, width, C] -> [B, h
 
 def standardise_kernel(kernel, form="official"):  # [rows, columns, C, F], the same
     """Mean 0 and deviation 1 for each filter (arXiv 1903.10520); forms as in the NumPy twin."""
-    centred, unit = centre(wide(kernel), (0, 1, 2), kernel.dtype == "bfloat16")
+    wide = bounded(kernel, (0, 1, 2))
+    centred = wide - wide.mean((0, 1, 2))
     variance = (centred * centred).mean((0, 1, 2))
     if form == "bit":
-        return narrow(centred / jnp.sqrt(variance + 1e-10 / unit / unit), kernel)
+        return narrow(centred / jnp.sqrt(variance + 1e-10), kernel.dtype)
     # The square root has no slope at 0: a constant filter stays 0 and gets a finite gradient.
     deviation = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1)), 0)
-    return narrow(centred / (deviation + 1e-5 / unit), kernel)
+    return narrow(centred / (deviation + 1e-5), kernel.dtype)
 
 
 def std_conv(p, x, *, form="official", **options):  # [B, height, width, C] -> [B, h, w, F]

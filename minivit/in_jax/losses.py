@@ -1,4 +1,4 @@
-"""Losses over class scores, one number an example."""
+"""Losses over class scores, one number per example."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def softmax_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
     shifted = scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True))
     log_probabilities = shifted - jnp.log(jnp.exp(shifted).sum(-1, keepdims=True))
     losses = -(targets * jnp.where(targets == 0, 0, log_probabilities)).sum(-1)
-    return narrow(losses, logits)
+    return narrow(losses, logits.dtype)
 
 
 def sigmoid_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
@@ -35,7 +35,7 @@ def sigmoid_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
     scores, targets = wide(logits), wide(targets)
     claimed = jnp.where(targets == 0, 0, scores) * targets
     # logaddexp(0, x) is log(1 + exp(x)) without overflow, and smooth at 0 for autodiff.
-    return narrow((jnp.logaddexp(scores, 0) - claimed).sum(-1), logits)
+    return narrow((jnp.logaddexp(scores, 0) - claimed).sum(-1), logits.dtype)
 
 
 LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}

@@ -35,10 +35,10 @@ def color_loss(predictions, labels, corrupted):  # [B, N, T*K], [B, N, T], [B, N
     logits = jnp.where(corrupted[..., None], wide(predictions), 0).reshape(*labels.shape, -1)
     targets = (jnp.arange(logits.shape[-1]) == labels[..., None]).astype(logits.dtype)
     loss = over_corrupted(softmax_cross_entropy(logits, targets).mean(-1), corrupted)
-    return narrow(loss, predictions)
+    return narrow(loss, predictions.dtype)
 
 
 def pixel_loss(predictions, patches, corrupted):  # 2 x [B, N, P*P*C], [B, N] -> number
     """Mean squared error of the pixels in [-1, 1] of each corrupted patch."""
     error = jnp.where(corrupted[..., None], wide(predictions) - wide(patches), 0)
-    return narrow(over_corrupted((error * error).mean(-1), corrupted), predictions)
+    return narrow(over_corrupted((error * error).mean(-1), corrupted), predictions.dtype)

@@ -1,4 +1,4 @@
-"""What training makes small: one number a batch, from the parameters and the arrays of a batch."""
+"""What training makes small: one number per batch, from parameters and the batch's arrays."""
 
 import jax.numpy as jnp
 

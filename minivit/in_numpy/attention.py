@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .half import wide
+from .half import narrow, wide
 from .mlp import dense
 
 PROJECTIONS = ("query", "key", "value")
@@ -18,9 +18,9 @@ def softmax(s):  # [..., N] -> [..., N]
     a /= a.sum(-1, keepdims=True)
 
     def back(da):  # keeps a alone: the Jacobian diag(a) - a a^T is never formed
-        return (a * (da - np.vecdot(wide(da), a)[..., None])).astype(dtype, copy=False)
+        return narrow(a * (da - np.vecdot(wide(da), a)[..., None]), dtype)
 
-    return a.astype(dtype, copy=False), back
+    return narrow(a, dtype), back
 
 
 def scaled_dot_product(q, k, v):  # 3 x [B, H, N, K] -> [B, H, N, K], weights [B, H, N, N]

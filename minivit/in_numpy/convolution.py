@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..shapes import check_channels, padded
-from .half import wide
+from .half import narrow, wide
 
 
 def pad(x, pads, value=0):  # [B, height, width, C] -> with a border
@@ -76,9 +76,9 @@ def standardise_kernel(kernel, form="official"):  # [rows, columns, C, F], the s
         slope = 1 / np.where(deviation > 0, deviation, 1) if form == "official" else 1 / divisor
         stretch = (dnormal * normal).mean((0, 1, 2)) * slope
         dcentred = dnormal / divisor - stretch * centred / divisor
-        return (dcentred - dcentred.mean((0, 1, 2))).astype(dtype, copy=False)
+        return narrow(dcentred - dcentred.mean((0, 1, 2)), dtype)
 
-    return normal.astype(dtype, copy=False), back
+    return narrow(normal, dtype), back
 
 
 def std_conv(p, x, *, form="official", **options):  # [B, height, width, C] -> [B, h, w, F]

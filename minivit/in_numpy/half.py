@@ -6,6 +6,11 @@ def wide(x):
     return x.astype("float64") if x.dtype.itemsize == 2 else x
 
 
+def narrow(y, dtype):
+    """A result in the type that its input had."""
+    return y.astype(dtype, copy=False)
+
+
 def total(x, axes, **options):
     """Sum along some axes, in the type of x but added up in `wide`."""
-    return wide(x).sum(axes, **options).astype(x.dtype, copy=False)
+    return narrow(wide(x).sum(axes, **options), x.dtype)

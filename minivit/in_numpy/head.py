@@ -3,14 +3,14 @@
 import numpy as np
 
 from .attention import cross_attention
-from .half import total, wide
+from .half import narrow, total, wide
 from .mlp import dense, mlp
 from .norms import layer_norm
 
 
 def pool(x, class_token=True):  # [B, N, D] -> [B, D]
     """The class token (eq. 4), or the mean over all tokens where there is none (D.3)."""
-    y = x[:, 0] if class_token else wide(x).mean(1).astype(x.dtype, copy=False)
+    y = x[:, 0] if class_token else narrow(wide(x).mean(1), x.dtype)
 
     def back(dy):
         dx = np.zeros_like(x)

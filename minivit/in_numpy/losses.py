@@ -1,9 +1,9 @@
-"""Losses over class scores, one number an example."""
+"""Losses over class scores, one number per example."""
 
 import numpy as np
 
 from ..shapes import check_rate, check_targets
-from .half import wide
+from .half import narrow, wide
 
 
 def smooth_labels(labels, classes, smoothing=0.0, dtype="float32"):  # [B] -> [B, classes]
@@ -40,11 +40,11 @@ def softmax_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
     def back(dlosses):
         total = targets.sum(-1, keepdims=True)
         dlogits = dlosses[..., None] * (np.exp(log_probabilities) * total - targets)
-        return dlogits.astype(dtype, copy=False)
+        return narrow(dlogits, dtype)
 
     # 0 times a log-probability of -inf would be NaN: a class with target 0 adds nothing.
     terms = targets * np.where(targets == 0, 0, log_probabilities)
-    return -terms.sum(-1).astype(dtype, copy=False), back
+    return -narrow(terms.sum(-1), dtype), back
 
 
 def sigmoid_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
@@ -60,9 +60,9 @@ def sigmoid_cross_entropy(logits, targets):  # 2 x [..., classes] -> [...]
     def back(dlosses):
         decayed = np.exp(-np.abs(logits))
         probabilities = np.where(logits >= 0, 1, decayed) / (1 + decayed)
-        return (dlosses[..., None] * (probabilities - targets)).astype(dtype, copy=False)
+        return narrow(dlosses[..., None] * (probabilities - targets), dtype)
 
-    return losses.sum(-1).astype(dtype, copy=False), back
+    return narrow(losses.sum(-1), dtype), back
 
 
 LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}

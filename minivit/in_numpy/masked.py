@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .half import total, wide
+from .half import narrow, total, wide
 from .losses import softmax_cross_entropy
 from .mlp import dense
 from .positions import add_class_token
@@ -71,7 +71,7 @@ def color_loss(predictions, labels, corrupted):  # [B, N, T*K], [B, N, T], [B, N
     def back(dloss):
         dlosses = back_mean(dloss)[..., None] / labels.shape[-1]
         dlogits = back_losses(np.broadcast_to(dlosses, losses.shape))
-        return dlogits.reshape(predictions.shape).astype(predictions.dtype, copy=False)
+        return narrow(dlogits.reshape(predictions.shape), predictions.dtype)
 
     return loss.astype(predictions.dtype), back
 
@@ -84,6 +84,6 @@ def pixel_loss(predictions, patches, corrupted):  # 2 x [B, N, P*P*C], [B, N] ->
 
     def back(dloss):
         derror = back_mean(dloss)[..., None] * (2 / error.shape[-1]) * error
-        return derror.astype(predictions.dtype, copy=False)
+        return narrow(derror, predictions.dtype)
 
     return loss.astype(predictions.dtype), back

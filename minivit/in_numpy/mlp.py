@@ -7,7 +7,7 @@ from scipy.special import erf
 
 from ..shapes import check_gelu
 from .dropout import dropout
-from .half import total, wide
+from .half import narrow, total, wide
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)  # Python floats: a NumPy scalar would make float64
 SQRT_HALF = math.sqrt(0.5)
@@ -56,18 +56,18 @@ def gelu(x, form="tanh"):  # [...] -> [...]
             density = 0.5 * (1 - tanh * tanh) * inner
         else:
             density = DENSITY_AT_0 * np.exp(-0.5 * square)
-        return (dy * (probability + near * density)).astype(dtype, copy=False)
+        return narrow(dy * (probability + near * density), dtype)
 
-    return (x * probability).astype(dtype, copy=False), back
+    return narrow(x * probability, dtype), back
 
 
 def mlp(p, x, *, gelu_form="tanh", rate=0.0, rng=None):  # [..., D] -> [..., D]
     """Widen to M features, bend, narrow back to D (eq. 3), with dropout after both layers."""
-    wide, back_widen = dense(p["Dense_0"], x)
-    bent, back_gelu = gelu(wide, gelu_form)
+    hidden, back_widen = dense(p["Dense_0"], x)
+    bent, back_gelu = gelu(hidden, gelu_form)
     kept, back_inner = dropout(bent, rate, rng)
-    narrow, back_narrow = dense(p["Dense_1"], kept)
-    y, back_outer = dropout(narrow, rate, rng)
+    y, back_narrow = dense(p["Dense_1"], kept)
+    y, back_outer = dropout(y, rate, rng)
 
     def back(dy):
         dnarrow, dkept = back_narrow(back_outer(dy))

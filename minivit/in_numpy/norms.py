@@ -3,7 +3,7 @@
 import numpy as np
 
 from ..shapes import groups_of
-from .half import wide
+from .half import narrow, wide
 
 
 def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
@@ -22,23 +22,23 @@ def layer_norm(p, x, epsilon=1e-6):  # [..., D] -> [..., D]
 
     def back(dy):  # keeps `normal` and `deviation`: x itself is not needed again
         dy, axes = wide(dy), tuple(range(dy.ndim - 1))
-        dscale = (dy * normal).sum(axes).astype(p["scale"].dtype, copy=False)
-        dp = {"scale": dscale, "bias": dy.sum(axes).astype(p["bias"].dtype, copy=False)}
+        dscale = narrow((dy * normal).sum(axes), p["scale"].dtype)
+        dp = {"scale": dscale, "bias": narrow(dy.sum(axes), p["bias"].dtype)}
         # Mean and variance depend on every entry of the row: their share is projected out.
         dx = dy * p["scale"]
         shift = dx.mean(-1, keepdims=True)
         stretch = np.vecdot(dx, normal)[..., None] / width
         dx -= shift + normal * stretch
         dx /= deviation
-        return dp, dx.astype(dtype, copy=False)
+        return dp, narrow(dx, dtype)
 
-    return y.astype(dtype, copy=False), back
+    return narrow(y, dtype), back
 
 
 def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, width, C]
     """Give each group of channels of each image mean 0 and variance 1, then scale and shift.
 
-    32 groups, or one a channel where there are fewer (arXiv 1803.08494). vit_jax's hybrid uses
+    32 groups, or one per channel where there are fewer (arXiv 1803.08494). vit_jax's hybrid uses
     epsilon 1e-6, BiT 1e-5. The variance is that of the centred values, so a large mean does no
     harm. Half precision is computed in float64.
     """
@@ -47,16 +47,16 @@ def group_norm(p, x, epsilon=1e-6):  # [B, height, width, C] -> [B, height, widt
     centred = grouped - grouped.mean((1, 3), keepdims=True)
     deviation = np.sqrt((centred * centred).mean((1, 3), keepdims=True) + epsilon)
     normal = centred / deviation
-    y = (normal.reshape(x.shape) * p["scale"] + p["bias"]).astype(dtype, copy=False)
+    y = narrow(normal.reshape(x.shape) * p["scale"] + p["bias"], dtype)
 
     def back(dy):  # as in `layer_norm`, over other axes
         dy = wide(dy)
-        dscale = (dy * normal.reshape(x.shape)).sum((0, 1, 2)).astype(p["scale"].dtype, copy=False)
-        dp = {"scale": dscale, "bias": dy.sum((0, 1, 2)).astype(p["bias"].dtype, copy=False)}
+        dscale = narrow((dy * normal.reshape(x.shape)).sum((0, 1, 2)), p["scale"].dtype)
+        dp = {"scale": dscale, "bias": narrow(dy.sum((0, 1, 2)), p["bias"].dtype)}
         dnormal = (dy * p["scale"]).reshape(grouped.shape)
         shift = dnormal.mean((1, 3), keepdims=True)
         stretch = (dnormal * normal).mean((1, 3), keepdims=True)
         dx = ((dnormal - shift - normal * stretch) / deviation).reshape(x.shape)
-        return dp, dx.astype(dtype, copy=False)
+        return dp, narrow(dx, dtype)
 
     return y, back

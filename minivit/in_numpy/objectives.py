@@ -1,9 +1,9 @@
-"""What training makes small: one number a batch, from the parameters and the arrays of a batch."""
+"""What training makes small: one number per batch, from parameters and the batch's arrays."""
 
 import numpy as np
 
 from ..shapes import check_loss
-from .half import wide
+from .half import narrow, wide
 from .losses import LOSSES, guess
 from .masked import color_loss, masked_vit, pixel_loss
 from .model import model
@@ -25,7 +25,7 @@ def classification(p, images, targets, *, loss="softmax", metrics=None, **option
 
     def back(dloss):
         dlogits = back_losses(np.full_like(losses, dloss / len(losses)))
-        return back_model(dlogits.astype(logits.dtype, copy=False))
+        return back_model(narrow(dlogits, logits.dtype))
 
     return losses.mean(), back
 
@@ -41,7 +41,7 @@ def masked_colors(p, images, labels, corrupted, masked, source, *, metrics=None,
     if metrics is not None:
         right = guess(predictions.reshape(*labels.shape, -1)) == labels
         metrics["accuracy"] = right[corrupted].mean() if corrupted.any() else 0.0
-    return loss, lambda dloss: back_vit(back_loss(dloss).astype(predictions.dtype, copy=False))
+    return loss, lambda dloss: back_vit(narrow(back_loss(dloss), predictions.dtype))
 
 
 def masked_pixels(p, images, corrupted, masked, source, *, metrics=None, **options):  # -> number
@@ -52,7 +52,7 @@ def masked_pixels(p, images, corrupted, masked, source, *, metrics=None, **optio
     loss, back_loss = pixel_loss(wide(predictions), patches.reshape(predictions.shape), corrupted)
 
     def back(dloss):
-        dpredictions = back_loss(dloss).astype(predictions.dtype, copy=False)
+        dpredictions = narrow(back_loss(dloss), predictions.dtype)
         dp, dimages = back_vit(dpredictions)
         # The images are also what is asked for, with the opposite gradient.
         return dp, dimages - unpatchify(dpredictions.reshape(patches.shape), patch)

@@ -4,7 +4,7 @@ import numpy as np
 
 from ..shapes import check_pixels, numbered
 from .convolution import max_pool, std_conv
-from .half import wide
+from .half import narrow, wide
 from .mlp import dense
 from .norms import group_norm
 
@@ -150,7 +150,7 @@ def bit(p, images, *, out=None):  # [B, height, width, C] -> [B, classes]
     pooled, back_pool = max_pool(conv, padding=1)
     x, back_stages = stages(p, pooled, preactivation_unit, "unit{:02d}", out)
     x, back_norm = normalise_relu(p["group_norm"], x)
-    y = features = wide(x).mean((1, 2)).astype(x.dtype, copy=False)
+    y = features = narrow(wide(x).mean((1, 2)), x.dtype)
     if "head" in p:
         head = p["head"]["conv2d"]
         kernel = head["kernel"].reshape(head["kernel"].shape[2:])

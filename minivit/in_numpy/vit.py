@@ -42,7 +42,7 @@ def encoder(p, x, *, epsilon=1e-6, rate=0.0, rng=None, out=None, backward=True, 
     # [B, N, D] -> [B, N, D]
     """Add positions, apply the blocks in the order of their numbers, normalise.
 
-    Without `backward` there is no way back, and what a block has computed is free after it.
+    Without `backward` there is no backward pass, and each block's intermediates are freed.
     """
     backs, seen = [], []
     if "posembed_input" in p:
