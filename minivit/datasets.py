@@ -86,13 +86,13 @@ def check_identity(then, dataset, what):
 def difference(then, now):  # two identities -> text, or None
     """The first thing in which two data sets differ."""
     if not isinstance(then, dict) or {"kind", "classes", "parts"} - then.keys():
-        return "what is written there of its data is not readable"
+        return "its record of the data cannot be read"
     if then["kind"] != now["kind"]:
         return f"{literal(now['kind'])} now, {literal(then['kind'])} then"
     if then["classes"] != now["classes"]:
-        counts = [f"{len(now['classes'])} now", f"{len(then['classes'])} then"]
-        named = compare_classes(now["classes"], then["classes"], "now", "then")
-        return f"{counted(len(now['classes']), 'class', 'classes')} now, {counts[1]}; {named}"
+        count, before = len(now["classes"]), len(then["classes"])
+        told = compare_classes(now["classes"], then["classes"], "now", "then")
+        return f"{counted(count, 'class', 'classes')} now, {before} then; {told}"
     for part in sorted(then["parts"].keys() & now["parts"].keys(), reverse=True):
         old, new = then["parts"][part], now["parts"][part]
         for name, number in new.get("pictures", {}).items():
@@ -372,12 +372,12 @@ def few(dataset, per_class, seed):  # -> Dataset
 
 
 def draw_shots(labels, classes, per_class, seed):  # -> [classes * per_class] distinct indices
-    """So many examples of every class, in the order of the classes, never fewer.
+    """`per_class` examples of every class, in the order of the classes, never fewer.
 
     `classes` are their names, or how many there are.
     """
     if per_class < 1:
-        raise ValueError(f"{per_class} images a class are asked for; ask for at least one")
+        raise ValueError(f"{per_class} images per class are asked for; ask for at least one")
     rng = np.random.default_rng([seed, SPLIT])
     chosen = []
     for label, name in enumerate(range(classes) if isinstance(classes, int) else classes):
@@ -385,7 +385,7 @@ def draw_shots(labels, classes, per_class, seed):  # -> [classes * per_class] di
         if len(places) < per_class:
             raise ValueError(
                 f"class {literal(name)} has {counted(len(places), 'training image')}, {per_class} "
-                "a class are asked for; ask for fewer"
+                "per class are asked for; ask for fewer"
             )
         chosen.append(rng.permutation(places)[:per_class])
     return np.concatenate(chosen)

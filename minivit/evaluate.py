@@ -138,7 +138,7 @@ def fit_ridge(x, y, constant, backend):  # -> weights [G, D, K], bias [G, K]
 
 def few_shot_table(features, labels, draws, classes, **options):
     # {k: list of indices of shots} -> [(k, accuracy of each draw, penalty)]
-    """For each k, some draws of k images a class; one penalty, the best on held-out images."""
+    """For each k, some draws of k images per class; one penalty, the best on held-out images."""
     rows, bar = [], progress(total=sum(map(len, draws.values())), what="fitting", unit="draw")
     for k, chosen in draws.items():
         results = []  # [draws, penalties, 2]
@@ -247,7 +247,7 @@ def draw_confusion(predictions, labels, classes):  # -> Figure
 
 
 def compare_few_shot(args):
-    """Print a table: the features and raw pixels, for each number of images a class."""
+    """Print a table: the features and raw pixels, for each number of images per class."""
     params, description = opening.read(args.checkpoint, **opening.chosen(args), head=False)
     if is_resnet(params) and args.features != "class":
         raise ValueError(
@@ -273,7 +273,7 @@ def compare_few_shot(args):
         f"per cent of {counted(len(parts[2]), 'test image')}, mean and deviation of "
         f"{counted(args.draws, 'draw')}"
     )
-    print(f"{'images a class':<16}" + "".join(f"{k:>16}" for k in args.few_shot), flush=True)
+    print(f"{'images per class':<16}" + "".join(f"{k:>16}" for k in args.few_shot), flush=True)
     for name, see in (("features", score), ("raw pixels", raw)):
         table = few_shot_table([see(part) for part in parts], labels, draws, len(names), **options)
         cells = (f"{100 * a.mean():.1f} ± {100 * a.std():.1f}" for _, a, _ in table)
@@ -298,7 +298,7 @@ def evaluate(args):
     given = {"--ridge": args.ridge != "free", "--features": args.features != "class"}
     for name, wanted in given.items():
         if wanted and not args.few_shot:
-            raise ValueError(f"{name} is for --few-shot; say how many images a class")
+            raise ValueError(f"{name} is for --few-shot; say how many images per class")
     given = {"--output": "the confusion", "--labels": "the classes of the checkpoint"}
     for name, purpose in given.items():
         if args.few_shot and getattr(args, name[2:]):

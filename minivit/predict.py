@@ -125,7 +125,7 @@ def from_input():  # -> paths
     if not sys.stdin:
         return []
     if sys.stdin.isatty():
-        print("paths of pictures, one a line; Ctrl-D ends", file=sys.stderr)
+        print("paths of pictures, one per line; Ctrl-D ends", file=sys.stderr)
     with contextlib.suppress(AttributeError):  # whatever stands in for a stream
         sys.stdin.reconfigure(errors="surrogateescape")
     return [line.strip() for line in sys.stdin if line.strip()]

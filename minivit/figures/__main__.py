@@ -68,7 +68,7 @@ def parts(params, description, size):  # -> Figure
         representation=description.get("representation"),
         predictions=description.get("predictions"),
     )
-    panels = {"parameters": sizes, "operations an image": work}
+    panels = {"parameters": sizes, "operations per image": work}
     return figures.bars(dict(scaled(values, unit) for unit, values in panels.items()))
 
 
@@ -98,11 +98,9 @@ def filters(params):  # -> Figure
 
 def some(count):  # -> numbers below it
     """All of few places, else so many at equal distances, both ends included."""
-    return (
-        np.unique(np.linspace(0, count - 1, PLACES).round().astype(int))
-        if count > 8
-        else range(count)
-    )
+    if count <= PLACES + 1:
+        return range(count)
+    return np.linspace(0, count - 1, PLACES).round().astype(int)
 
 
 def positions(params, size):  # -> Figure

@@ -29,13 +29,13 @@ def attention(images, maps, titles, columns=4):  # [B, height, width, C], [B, h,
         show(grid[2 * i], image)
         grid[2 * i].set_title(plain(title, 30), fontsize=8)
         key = overlay(grid[2 * i + 1], image, weights)
-        grid[2 * i + 1].set_title(f"up to {weights.max():.0%} a patch", fontsize=8)
+        grid[2 * i + 1].set_title(f"up to {weights.max():.0%} per patch", fontsize=8)
     color_key(figure, key, list(grid), OF_LARGEST)
     return figure
 
 
 def overlays(images, maps, titles):  # [B, height, width, C], {name: [B, h, w]}, [B] -> Figure
-    """An image a row: as it is, then under each of the maps, to compare ways to look inside."""
+    """One image per row: as it is, then under each of the maps, to compare ways to look inside."""
     columns = 1 + len(maps)
     figure = Figure(figsize=(2.1 * columns + 0.8, 2.2 * len(images) + 0.3), layout="constrained")
     grid = figure.subplots(len(images), columns, squeeze=False)
