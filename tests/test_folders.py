@@ -133,10 +133,10 @@ def test_broken_pictures(strict, tmp_path):
     arguments = [folders.Example(p, 0) for p in sorted(tmp_path.rglob("*")) if p.is_file()]
     if strict:
         with pytest.raises(ValueError, match=r"3 of 9 pictures: .*cut.jpg .*empty.png"):
-            folders.decode(arguments, (8, 8), 3, strict=True)
+            folders.decode(arguments, ["x"], (8, 8), 3, strict=True)
     else:
         with pytest.warns(UserWarning, match=r"left out 3 of 9 pictures: .*cut.jpg") as caught:
-            images, _, _ = folders.decode(arguments, (8, 8), 3, strict=False)
+            images, _, _ = folders.decode(arguments, ["x"], (8, 8), 3, strict=False)
         assert (len(images), len(caught)) == (6, 1)
 
 
