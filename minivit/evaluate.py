@@ -33,7 +33,7 @@ WORTH = "ask what its features are worth with --few-shot 1 5 10 25"
 
 
 def check_scores(scores, what):
-    """Refuse what a model says where that is no number; `what` is its file or its name."""
+    """Refuse scores that are not finite; `what` is the model's file or name."""
     broken = int((~np.isfinite(scores)).any(-1).sum())
     if broken:
         raise ValueError(
@@ -43,7 +43,7 @@ def check_scores(scores, what):
 
 
 def top_k(logits, labels, k=1):  # [B, classes], [B] -> share of labels among the k best scores
-    """Top-k accuracy; where there are k classes or fewer in all, every answer counts as right.
+    """Top-k accuracy; with k classes or fewer, every answer counts as right.
 
     An answer with a score that is not finite is never right.
     """
@@ -178,9 +178,9 @@ def parser():
 
 def prepare(args, params, description, *parts):
     # -> function: uint8 images -> [B, ...]; data set
-    """The model at the size asked for, its features if it has no head, and what it is asked about.
+    """A function that gives a model's scores, or its features if it has no head, and the data set.
 
-    A part of the data that is not named is not decoded.
+    Only the `parts` of the data set that are named are decoded.
     """
     size = args.image_size or finetune.image_size(params, description)
     grid = description["grid"]
@@ -197,7 +197,7 @@ def prepare(args, params, description, *parts):
 
 
 def align(dataset, names, source, known):  # -> Dataset
-    """The data set with the checkpoint's labels; by number, which is said, if it has no names."""
+    """The data set with the checkpoint's labels; one without class names is taken as it is."""
     if names:
         try:
             return datasets.aligned(dataset, names, source)
@@ -237,7 +237,7 @@ def classify(args):
 
 
 def draw_confusion(predictions, labels, classes):  # -> Figure
-    """The confusion of any number of classes: of very many, some by side in one cell."""
+    """The confusion of any number of classes; above `CELLS`, neighbours share a cell."""
     from . import figures
 
     count = len(classes)
@@ -282,7 +282,7 @@ def compare_few_shot(args):
 
 
 def check_pixels(dataset):
-    """Whether all pixels fit into the memory as features, float32 and then float64."""
+    """Refuse images whose pixels do not fit into memory as features, in float32 and float64."""
     pixels = dataset.test_images.size
     what = f"raw pixels of {counted(len(dataset.test_images), 'test image')}"
     check_memory(12 * pixels, what, "choose a smaller --image-size")
