@@ -28,18 +28,6 @@ from .progress import progress
 LIMIT = "matrix product"
 KILLED = "killed by the system, which does so where memory is short; try a smaller --batch"
 TITLES = {"train": "training step", "forward": "forward pass"}
-COLUMNS = (
-    "what",
-    "config",
-    "batch",
-    "dtype",
-    "contestant",
-    "ratio",
-    "least",
-    "most",
-    "images_per_second",
-)
-COLUMNS += ("gflops", "share_of_limit", "first_call_seconds", "temporaries_mb", "resident_mb")
 
 
 def parser():
@@ -52,7 +40,7 @@ def parser():
     both = ["train", "forward"]
     text = "training steps, forward passes (default: both)"
     p.add_argument("--what", nargs="+", choices=both, default=both, help=text)
-    text = "images a call (default: the configuration's)"
+    text = "images per call (default: the configuration's)"
     p.add_argument("--batch", type=command.whole(1, 100_000), help=text)
     text = "of the computation (default: float32)"
     p.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help=text)
@@ -98,7 +86,9 @@ class Worker:
         return {"error": KILLED if status in (-9, 137) else f"ended with status {status}"}
 
     def run(self, count):  # -> seconds for one call; None where it has died
-        """So many calls."""
+        """So many calls; the first error is kept, since those after it do not say the cause."""
+        if self.error:
+            return None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(f"{count}\n")
             self.process.stdin.flush()
@@ -152,8 +142,8 @@ def living(workers):
     return [worker for worker in workers if not worker.error]
 
 
-def rows(task, workers, reference):  # -> list of dictionaries
-    """What is printed of a task, the fastest first."""
+def rows(task, workers, reference):  # -> list of dictionaries, all with the same keys
+    """The results of a task, the fastest first; their keys are the columns of bench.csv."""
     times = {worker.name: worker.per_second for worker in workers}
     limit = next((w for w in workers if w.name == LIMIT), None)
     rate = limit and statistics.median(limit.per_second) * limit.report["flops"]
@@ -164,15 +154,15 @@ def rows(task, workers, reference):  # -> list of dictionaries
         ratios = [a / b for a, b in zip(worker.per_second, times[reference], strict=True)]
         median = statistics.median(worker.per_second)
         flops = median * worker.report["flops"]
+        temporaries = worker.report.get("temporaries")
         row = {"what": task.what, "config": task.config, "batch": task.batch, "dtype": task.dtype}
         row |= {"contestant": worker.name, "ratio": statistics.median(ratios)}
-        row |= {"least": min(ratios), "most": max(ratios), "gflops": flops / 1e9}
-        row |= {"images_per_second": median * task.batch}
+        row |= {"least": min(ratios), "most": max(ratios)}
+        row |= {"images_per_second": median * task.batch, "gflops": flops / 1e9}
         row |= {"share_of_limit": flops / rate if rate else None}
-        row |= {"first_call_seconds": worker.report["first"], "resident_mb": worker.resident / 1e6}
-        temporaries = worker.report.get("temporaries")
-        row["temporaries_mb"] = None if temporaries is None else temporaries / 1e6
-        result.append(row)
+        row |= {"first_call_seconds": worker.report["first"]}
+        row |= {"temporaries_mb": None if temporaries is None else temporaries / 1e6}
+        result.append(row | {"resident_mb": worker.resident / 1e6})
     return sorted(result, key=lambda row: -row["ratio"])
 
 
@@ -232,7 +222,7 @@ def bench(args):
             print(f"\n{config}, {TITLES[what]}, {images}, {args.dtype}\n")
             print("\n".join(table(found, reference)), flush=True)
     if not everything:
-        raise ValueError("nobody could take part; what was left out is told above")
+        raise ValueError("no contestant could take part; the reasons are above")
     print(f"\nbench.csv and bench.png are in {literal(output)}")
 
 
@@ -241,7 +231,7 @@ def save(everything, folder):
     from . import figures
 
     with open(folder / "bench.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, everything[0])
         writer.writeheader()
         writer.writerows(everything)
     figures.ratios(everything).savefig(folder / "bench.png", dpi=100)

@@ -1,8 +1,8 @@
 """What `minivit.bench` times, each in a process of its own: `python -m minivit.contestants`.
 
 A contestant is built from a task, does its first call, and then runs as many calls as the parent
-writes to it, a number a line; it answers with seconds. So the parent can alternate between them,
-and none sees another's threads, memory or compiled programs.
+writes to it, one number per line; it answers with seconds. So the parent can alternate between
+them, and none sees another's threads, memory or compiled programs.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """Image data: shipped sets, and the order in which training sees them."""
 
 import hashlib
-import json
 import os
 import tarfile
 import zlib
@@ -63,36 +62,32 @@ class Dataset:
     parts: dict = field(default_factory=dict)
 
     def identity(self):  # -> dict for JSON
-        """What makes it this data set; the same folder elsewhere is the same one."""
+        """What makes it this data set: its kind, its classes, its parts, but not where it lies."""
         kind = self.name.partition(":")[0]
         return {"kind": kind, "classes": list(self.classes), "parts": self.parts}
 
-    @property
-    def fingerprint(self):
-        """The identity in a word; "" for a data set that was made in memory."""
-        text = json.dumps(self.identity(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16] if self.parts else ""
-
 
 def check_identity(then, dataset, what):
-    """Refuse another data set than that of `what` (a run, a file); `then` was its identity.
+    """Refuse a data set other than that of `what` (a run, a file), whose identity was `then`.
 
     Contents are compared where both have been read.
     """
-    if differs := difference(then, dataset.identity()):
+    try:
+        differs = difference(then, dataset.identity())
+    except (TypeError, KeyError, AttributeError):  # it comes from a file that people can edit
+        differs = "its record of the data cannot be read"
+    if differs:
         raise ValueError(f"{literal(dataset.name)} is not the data set of {what}: {differs}")
 
 
 def difference(then, now):  # two identities -> text, or None
     """The first thing in which two data sets differ."""
-    if not isinstance(then, dict) or {"kind", "classes", "parts"} - then.keys():
-        return "what is written there of its data is not readable"
     if then["kind"] != now["kind"]:
         return f"{literal(now['kind'])} now, {literal(then['kind'])} then"
     if then["classes"] != now["classes"]:
-        counts = [f"{len(now['classes'])} now", f"{len(then['classes'])} then"]
-        named = compare_classes(now["classes"], then["classes"], "now", "then")
-        return f"{counted(len(now['classes']), 'class', 'classes')} now, {counts[1]}; {named}"
+        count, before = len(now["classes"]), len(then["classes"])
+        told = compare_classes(now["classes"], then["classes"], "now", "then")
+        return f"{counted(count, 'class', 'classes')} now, {before} then; {told}"
     for part in sorted(then["parts"].keys() & now["parts"].keys(), reverse=True):
         old, new = then["parts"][part], now["parts"][part]
         for name, number in new.get("pictures", {}).items():
@@ -106,7 +101,7 @@ def difference(then, now):  # two identities -> text, or None
 
 
 def compare_classes(ours, theirs, us, them):  # -> text
-    """Which names only one of two lists of classes has, or that their order differs."""
+    """The names that only one of two lists of classes has, or else that their order differs."""
     told = []
     for names, others, who in ((ours, theirs, us), (theirs, ours, them)):
         if only := list((Counter(names) - Counter(others)).keys()):
@@ -115,9 +110,9 @@ def compare_classes(ours, theirs, us, them):  # -> text
 
 
 def aligned(dataset, class_names, source):  # -> Dataset
-    """The same images under the labels that `source` (a checkpoint) has for their classes.
+    """The same images, labelled by the order of classes that `source` (a checkpoint) has.
 
-    Names decide, in whatever order they are; other names, fewer or more are refused.
+    Classes are matched by name; the names on both sides must be the same.
     """
     names = [folders.normal(name) for name in class_names]
     ours = [folders.normal(name) for name in dataset.classes]
@@ -190,7 +185,7 @@ def stored_crc(path):  # -> text
 
 
 def cifar(classes, parts=PARTS):  # 10 or 100 -> Dataset
-    """CIFAR from its binary archive, which no pickle can hide in; the checksum is the official one.
+    """CIFAR from its binary archive, which can hold no pickle; the checksum is the official one.
 
     A record is one label (for 100 classes two, coarse and fine), then 3 planes of 32x32 bytes.
     """
@@ -200,7 +195,7 @@ def cifar(classes, parts=PARTS):  # 10 or 100 -> Dataset
         records = np.frombuffer(b"".join(members[file] for file in files), np.uint8)
         length = (2 if classes == 100 else 1) + 3072
         if records.size % length:
-            raise ValueError(f"{name}: {files[0]} is no whole number of images; get it again")
+            raise ValueError(f"{name}: {files[0]} is not a whole number of images; get it again")
         records = records.reshape(-1, length)
         pixels = records[:, -3072:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
         arrays += [np.ascontiguousarray(pixels), records[:, -3073].astype(np.int32)]
@@ -372,12 +367,12 @@ def few(dataset, per_class, seed):  # -> Dataset
 
 
 def draw_shots(labels, classes, per_class, seed):  # -> [classes * per_class] distinct indices
-    """So many examples of every class, in the order of the classes, never fewer.
+    """`per_class` examples of every class, in the order of the classes, never fewer.
 
     `classes` are their names, or how many there are.
     """
     if per_class < 1:
-        raise ValueError(f"{per_class} images a class are asked for; ask for at least one")
+        raise ValueError(f"{per_class} images per class are asked for; ask for at least one")
     rng = np.random.default_rng([seed, SPLIT])
     chosen = []
     for label, name in enumerate(range(classes) if isinstance(classes, int) else classes):
@@ -385,7 +380,7 @@ def draw_shots(labels, classes, per_class, seed):  # -> [classes * per_class] di
         if len(places) < per_class:
             raise ValueError(
                 f"class {literal(name)} has {counted(len(places), 'training image')}, {per_class} "
-                "a class are asked for; ask for fewer"
+                "per class are asked for; ask for fewer"
             )
         chosen.append(rng.permutation(places)[:per_class])
     return np.concatenate(chosen)

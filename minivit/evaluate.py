@@ -33,7 +33,7 @@ WORTH = "ask what its features are worth with --few-shot 1 5 10 25"
 
 
 def check_scores(scores, what):
-    """Refuse scores that are not finite; `what` names the model or its file."""
+    """Refuse scores that are not finite; `what` is the model's file or name."""
     broken = int((~np.isfinite(scores)).any(-1).sum())
     if broken:
         raise ValueError(
@@ -43,7 +43,7 @@ def check_scores(scores, what):
 
 
 def top_k(logits, labels, k=1):  # [B, classes], [B] -> share of labels among the k best scores
-    """Top-k accuracy; where there are k classes or fewer in all, every answer counts as right.
+    """Top-k accuracy; with k classes or fewer, every answer counts as right.
 
     An answer with a score that is not finite is never right.
     """
@@ -178,9 +178,9 @@ def parser():
 
 def prepare(args, params, description, *parts):
     # -> function: uint8 images -> [B, ...]; data set
-    """The model at the size asked for, its features if it has no head, and what it is asked about.
+    """A function that gives a model's scores, or its features if it has no head, and the data set.
 
-    A part of the data that is not named is not decoded.
+    Only the `parts` of the data set that are named are decoded.
     """
     size = args.image_size or finetune.image_size(params, description)
     grid = description["grid"]
@@ -197,7 +197,7 @@ def prepare(args, params, description, *parts):
 
 
 def align(dataset, names, source, known):  # -> Dataset
-    """The data set with the checkpoint's labels; by number, which is said, if it has no names."""
+    """The data set with the checkpoint's labels; one without class names is taken as it is."""
     if names:
         try:
             return datasets.aligned(dataset, names, source)
@@ -237,7 +237,7 @@ def classify(args):
 
 
 def draw_confusion(predictions, labels, classes):  # -> Figure
-    """The confusion of any number of classes: of very many, some by side in one cell."""
+    """The confusion of any number of classes; above `CELLS`, neighbours share a cell."""
     from . import figures
 
     count = len(classes)
@@ -273,7 +273,7 @@ def compare_few_shot(args):
         f"per cent of {counted(len(parts[2]), 'test image')}, mean and deviation of "
         f"{counted(args.draws, 'draw')}"
     )
-    print(f"{'images a class':<16}" + "".join(f"{k:>16}" for k in args.few_shot), flush=True)
+    print(f"{'images per class':<16}" + "".join(f"{k:>16}" for k in args.few_shot), flush=True)
     for name, see in (("features", score), ("raw pixels", raw)):
         table = few_shot_table([see(part) for part in parts], labels, draws, len(names), **options)
         cells = (f"{100 * a.mean():.1f} ± {100 * a.std():.1f}" for _, a, _ in table)
@@ -282,7 +282,7 @@ def compare_few_shot(args):
 
 
 def check_pixels(dataset):
-    """Whether all pixels fit into the memory as features, float32 and then float64."""
+    """Refuse images whose pixels do not fit into memory as features, in float32 and float64."""
     pixels = dataset.test_images.size
     what = f"raw pixels of {counted(len(dataset.test_images), 'test image')}"
     check_memory(12 * pixels, what, "choose a smaller --image-size")
@@ -298,7 +298,7 @@ def evaluate(args):
     given = {"--ridge": args.ridge != "free", "--features": args.features != "class"}
     for name, wanted in given.items():
         if wanted and not args.few_shot:
-            raise ValueError(f"{name} is for --few-shot; say how many images a class")
+            raise ValueError(f"{name} is for --few-shot; say how many images per class")
     given = {"--output": "the confusion", "--labels": "the classes of the checkpoint"}
     for name, purpose in given.items():
         if args.few_shot and getattr(args, name[2:]):

@@ -1,6 +1,7 @@
-"""A folder of pictures as a data set: one sub-folder a class, its name the class's name."""
+"""A folder of pictures as a data set: one sub-folder per class, its name the class's name."""
 
 import hashlib
+import itertools
 import json
 import os
 import unicodedata
@@ -13,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from .command import counted, literal
-from .images import EXTENSIONS, ImageError, endings, hidden, inside, read_at
+from .images import EXTENSIONS, ImageError, endings, hidden, identity, inside, read_at
 from .machine import check_memory, cores
 from .progress import progress
 
-# Names of parts, in any case; of two parts to test on, the first of these is taken.
+# Usual names of the parts, in any case; where there are both test and val, test is used.
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= dict.fromkeys(("val", "valid", "validation"), "val")
 TEST_SHARE = 0.1  # of each class, where there is no such folder
@@ -25,7 +26,7 @@ PARTS = ("train", "test")
 
 
 class Example(NamedTuple):
-    """A picture: where it is, its class, and CLASS/FILE, its name wherever the folder lies."""
+    """A picture: its path, its class, and CLASS/FILE, its name wherever the folder is."""
 
     path: Path
     label: int
@@ -38,7 +39,7 @@ def normal(name):
 
 
 def text(path):
-    """A name as text; bytes that are no UTF-8 are written out."""
+    """A name as text; bytes that are not UTF-8 are escaped."""
     return os.fsencode(path).decode("utf-8", errors="backslashreplace").replace(os.sep, "/")
 
 
@@ -55,7 +56,7 @@ def shorten(names, most=8):
 
 
 def sketch(root):
-    """What a folder holds, to be compared with what was expected."""
+    """What a folder holds, to compare with what was expected."""
     return shorten(
         f"{folder.name}/{{{shorten((p.name for p in visible(folder)), 4)}}}"
         for folder in visible(root)
@@ -63,7 +64,7 @@ def sketch(root):
 
 
 def class_folders(root):  # -> folders, sorted as text
-    """One folder a class. Every fault names the folder and what was expected there."""
+    """One folder per class. Every error names the folder and what was expected there."""
     expected = f"expected {literal(root)}/CLASS/PICTURE, at least two classes"
     if not root.exists():
         raise FileNotFoundError(f"{literal(root)} does not exist; {expected}")
@@ -78,13 +79,13 @@ def class_folders(root):  # -> folders, sorted as text
 
 
 def layout(root):  # -> folder of training classes, of test classes or None
-    """Whether a folder has parts, by their usual names."""
+    """A folder is divided into parts if train/, by any of its usual names, holds folders."""
     folders = class_folders(root)
     parts = defaultdict(list)
     for folder in folders:
         parts[SPLITS.get(folder.name.casefold())].append(folder)
     others = parts.pop(None, [])
-    if not any(visible(folder) for folder in parts["train"]):  # else a class may be called so
+    if not any(visible(folder) for folder in parts["train"]):  # or else it is a class of that name
         if others:
             return root, None
         raise ValueError(
@@ -110,7 +111,7 @@ def layout(root):  # -> folder of training classes, of test classes or None
 
 
 def class_names(folders):  # -> names
-    """Names that are the same wherever a folder was copied to; those that look alike are told."""
+    """Names that survive copying to another system; a warning for those that look alike."""
     names = [text(folder.name) for folder in folders]
     if len({normal(name) for name in names}) == len(names):
         names = [normal(name) for name in names]
@@ -121,29 +122,20 @@ def class_names(folders):  # -> names
         if len(same) > 1:
             warnings.warn(
                 f"{literal(folders[0].parent)}: the classes {shorten(map(ascii, same))} differ "
-                "only in case or in their Unicode form; they are taken for different ones",
+                "only in case or in their Unicode form; they are taken to be different",
                 stacklevel=5,
             )
     return tuple(names)
 
 
 def one_each(paths):  # -> paths without links to others of them
-    """Each file once, under its own name rather than a link's, in their order."""
-    files = {}
-    for path in sorted(paths, key=Path.is_symlink):
-        files.setdefault(identity(path), path)
-    kept = set(files.values())
-    return [path for path in paths if path in kept]
-
-
-def identity(path):
-    """What two names of one file share."""
-    state = os.stat(path)
-    return (state.st_dev, state.st_ino) if state.st_ino else os.path.realpath(path)
+    """Each file once, under its own name rather than a link's."""
+    links_first = sorted(paths, key=Path.is_symlink)[::-1]
+    return list({identity(path): path for path in links_first}.values())
 
 
 def check_class(root, folder, chosen, others):
-    """A class folder holds pictures itself."""
+    """Refuse a class folder that holds no picture itself."""
     if not chosen:
         rest = f" ({endings(others)})" if others else ""
         raise ValueError(
@@ -159,7 +151,7 @@ def check_class(root, folder, chosen, others):
 
 
 def listing(root, strict=False):  # -> class names, [Example]
-    """All pictures below the folders of classes, in an order that no disk decides."""
+    """All pictures below the folders of classes, sorted by name."""
     folders, examples, others = class_folders(root), [], []
     names = class_names(folders)
     broken = [p for p in root.iterdir() if not (hidden(p.name) or p.exists())]
@@ -186,22 +178,23 @@ def listing(root, strict=False):  # -> class names, [Example]
 
 
 def split(examples):  # -> training examples, test examples
-    """A tenth of each class to test on, at least one picture and never its last.
+    """A tenth of each class to test on, but at least one picture and never all of them.
 
-    The pictures' names decide alone: those whose hashes are the smallest. So it is the same in
-    every run, place and system, and a picture more changes one of ten at most.
+    They are those whose names have the smallest hashes. So the split is the same in every run,
+    place and system, and one more picture replaces at most one of them. Examples of a class must
+    follow each other.
     """
     train, test = [], []
-    for label in sorted({example.label for example in examples}):
-        of_class = [example for example in examples if example.label == label]
+    for _, of_class in itertools.groupby(examples, lambda example: example.label):
+        of_class = list(of_class)
         if len(of_class) < 2:
             raise ValueError(
                 f"class folder {literal(of_class[0].path.parent)} holds one picture; with no "
                 "folder test or val each class needs two, one of them to test on"
             )
-        hashes = {e: hashlib.sha256(e.name.encode()).digest() for e in of_class}
         count = max(1, round(TEST_SHARE * len(of_class)))
-        held = set(sorted(of_class, key=hashes.get)[:count])
+        by_hash = sorted(of_class, key=lambda e: hashlib.sha256(e.name.encode()).digest())
+        held = set(by_hash[:count])
         test += [example for example in of_class if example in held]
         train += [example for example in of_class if example not in held]
     return train, test
@@ -224,7 +217,7 @@ def match(train_root, names, test_root, test_names, test):  # -> test examples
 
 
 def tell_shared(parts, names):
-    """Say which files are in two classes, or in training and in test."""
+    """Warn of files that are in two classes, or in training and test."""
     places = defaultdict(list)
     for part, examples in parts.items():
         for example in examples:
@@ -236,12 +229,12 @@ def tell_shared(parts, names):
         warnings.warn(f"{what} in two classes, or in training and test: {told}", stacklevel=3)
 
 
-def decode(examples, size, channels, strict, names=None):
+def decode(examples, names, size, channels, strict):
     # -> uint8 [B, height, width, C], labels [B], SHA-256 of all files
-    """All pictures at one size, the middle of each in the target's proportions.
+    """The centre of each picture at one size; `names` are those of the classes.
 
-    Broken ones are left out, and named in one warning; with `strict` they are an error, and so is
-    a class without a whole picture.
+    Broken pictures are left out with one warning, or are an error with `strict`. A class of which
+    none is left is always an error.
     """
     count = len(examples)
     images = np.empty((count, *size, channels), np.uint8)
@@ -255,7 +248,7 @@ def decode(examples, size, channels, strict, names=None):
             return str(error)
 
     with ThreadPoolExecutor(cores()) as pool, warnings.catch_warnings():
-        # What Pillow says of damage beside the pixels; set here, since threads share the filters.
+        # Pillow warns of damage beside the pixels; filtered here, since threads share the filters.
         warnings.filterwarnings("ignore", module=r"PIL\.")
         results = list(progress(pool.map(attempt, range(count)), "decoding", total=count))
     whole = [i for i, result in enumerate(results) if isinstance(result, bytes)]
@@ -265,7 +258,6 @@ def decode(examples, size, channels, strict, names=None):
             images[i] = images[j]
     labels = np.array([examples[i].label for i in whole], np.int32)
     if lost := sorted({e.label for e in examples} - set(labels.tolist())):
-        names = names or [str(label) for label in range(max(lost) + 1)]
         raise ValueError(
             f"no picture of {shorten(names[label] for label in lost)} can be read; "
             "mend one of each, or remove the class"
@@ -275,7 +267,7 @@ def decode(examples, size, channels, strict, names=None):
 
 
 def leave_out(faults, count, strict):
-    """Say which pictures are broken, or refuse to go on without them."""
+    """Warn of broken pictures, or refuse to go on without them."""
     told = f"{len(faults)} of {counted(count, 'picture')}: {'; '.join(faults[:5])}"
     told += f"; and {len(faults) - 5} more" if len(faults) > 5 else ""
     if strict or len(faults) == count:
@@ -284,7 +276,7 @@ def leave_out(faults, count, strict):
 
 
 def record(examples, names, contents):  # -> {"pictures", "names", "contents"}
-    """What a part is, wherever it lies: pictures of each class, digests of names and of files."""
+    """What identifies a part: pictures per class, digests of names and of files."""
     counts = Counter(example.label for example in examples)
     lines = json.dumps([example.name for example in examples])
     return {
@@ -319,7 +311,7 @@ def load(path, *, size, channels=3, strict=False, parts=PARTS):
     for part in PARTS:
         decoded = (np.empty((0, *size, channels), np.uint8), np.empty(0, np.int32), "")
         if part in parts:
-            decoded = decode(examples[part], size, channels, strict, names)
+            decoded = decode(examples[part], names, size, channels, strict)
         arrays += decoded[:2]
         records[part] = record(examples[part], names, decoded[2])
     return names, *arrays, records

@@ -16,14 +16,14 @@ from . import salvage
 from .command import counted, literal
 from .machine import check_memory
 
-# Formats that show themselves in their first bytes and need no other program: EPS would start one.
+# Formats known by their first bytes that need no other program (EPS would start Ghostscript).
 FORMATS = "JPEG PNG WEBP GIF BMP TIFF PPM AVIF JPEG2000 QOI HEIF DIB ICO PCX PSD SGI DDS".split()
-# What bears such a name is meant as a picture: if it cannot be read, it is named.
+# A file of such a name is meant to be a picture: if it cannot be read, that is reported.
 EXTENSIONS = set(
     ".jpg .jpeg .jfif .png .bmp .gif .tif .tiff .webp .ppm .pgm .pbm .avif .jp2".split()
 )
 HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
-ROTATIONS = {  # by EXIF's orientation
+ROTATIONS = {  # by EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -32,7 +32,7 @@ ROTATIONS = {  # by EXIF's orientation
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-AT_ONCE = 100_000_000  # pixels that are decoded at the same time, some 1 GB
+AT_ONCE = 100_000_000  # pixels decoded at the same time, about 1 GB
 REMEDY_HEIC = "pip install pillow-heif, or convert HEIC to JPEG"
 
 
@@ -55,12 +55,12 @@ def read(path, channels=3):  # -> uint8 [height, width, channels]
 
 
 def read_at(path, size, channels=3, crop=7 / 8):  # -> uint8 [height, width, channels]
-    """A picture as `read` gives it, its centre at the size (height, width); `resize_and_crop`.
+    """`read`, then `resize_and_crop` to the size (height, width), with less memory.
 
-    Every fault is an `ImageError`, so that one picture never stops those after it; only too little
-    memory is a MemoryError. Damage beside the pixels (EXIF, profiles, texts) does not matter.
+    Every fault is an `ImageError`, so that one picture never stops those after it, except that
+    too little memory is a MemoryError. Damage beside the pixels (EXIF, profiles, texts) is ignored.
     """
-    if size:  # a mistake in the size is none of the picture's
+    if size:  # one that is too large is not the picture's fault
         check_memory(size[0] * size[1] * channels, f"an image of {size[0]}x{size[1]} pixels")
     with named(path), open(path, "rb") as file:
         try:
@@ -79,7 +79,7 @@ def read_at(path, size, channels=3, crop=7 / 8):  # -> uint8 [height, width, cha
 
 
 def mended(content, channels):  # bytes of a file -> uint8 [height, width, channels], or None
-    """What is in a damaged file, if no pixel of it is lost."""
+    """The pixels of a damaged file if all of them are whole."""
     pixels, exif = salvage.bare(content) or (b"", b"")
     try:
         first, *others = (
@@ -94,7 +94,7 @@ def mended(content, channels):  # bytes of a file -> uint8 [height, width, chann
 
 @contextlib.contextmanager
 def named(path):
-    """Damaged pictures make Pillow's decoders raise nearly anything; it becomes an ImageError."""
+    """Turn whatever Pillow's decoders raise for a damaged picture into an ImageError."""
     try:
         yield
     except MemoryError:
@@ -103,14 +103,14 @@ def named(path):
         fault = "is a link to nothing" if os.path.islink(path) else "does not exist"
         raise ImageError(f"{literal(path)} {fault}") from None
     except Exception as error:
-        if "out of memory" in str(error):  # so Pillow says it of some formats
+        if "out of memory" in str(error):  # as some of Pillow's decoders say it
             raise MemoryError(str(error)) from None
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise ImageError(f"{literal(path)} cannot be read: {literal(reason)}") from None
 
 
 def decode(file, size, channels, crop, exif=None):  # binary file -> uint8 [height, width, channels]
-    """The pixels of one file; `exif` replaces what the file says of its orientation."""
+    """The pixels of one file; `exif` replaces the file's own."""
     with opened(file) as picture:
         check_pixels(*picture.size)
         if size:
@@ -127,36 +127,36 @@ def decode(file, size, channels, crop, exif=None):  # binary file -> uint8 [heig
 
 @cache
 def openers():  # -> [(function of first bytes, function of file)]
-    """How Pillow's formats are told apart and opened, HEIC's too where pillow-heif is installed."""
+    """How Pillow recognises and opens each format, and HEIC if pillow-heif is installed."""
     Image.init()
     with contextlib.suppress(ImportError):
         import pillow_heif
 
         pillow_heif.register_heif_opener()
-    # The first picture of several is all that is asked for, so nothing of MPO is read.
+    # Only the first of several pictures is wanted, so a JPEG is never opened as an MPO.
     plain = {"JPEG": JpegImagePlugin.JpegImageFile}
     known = [(name, *Image.OPEN[name]) for name in FORMATS if name in Image.OPEN]
     return [(accepts, plain.get(name, factory)) for name, factory, accepts in known]
 
 
 def opened(file):  # binary file -> Pillow image whose pixels are not decoded yet
-    """`Image.open` for FORMATS, without its own limit of pixels.
+    """`Image.open` for FORMATS, without its limit of pixels.
 
-    That one is a warning, and filters of warnings belong to all threads: `check_pixels` instead.
+    That limit is a warning, and threads share the filters of warnings: see `check_pixels`.
     """
     start = file.read(16)
     for accepts, factory in openers():
         with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
-            if accepts(start) is True:  # a text would say what Pillow lacks
+            if accepts(start) is True:  # a string says what Pillow lacks
                 file.seek(0)
                 return factory(file, None)
     if start[4:8] == b"ftyp" and start[8:12] in HEIC:
-        raise ValueError(f"it is HEIC, which Pillow does not know by itself: {REMEDY_HEIC}")
+        raise ValueError(f"it is HEIC, which Pillow alone cannot read: {REMEDY_HEIC}")
     raise ValueError("it is empty" if not start else "it is not a picture that Pillow knows")
 
 
 def check_pixels(width, height):
-    """Refuse what would fill the memory: a file of some bytes can hold any number of pixels."""
+    """Refuse what would fill the memory: a file of a few bytes can claim any number of pixels."""
     setting = os.environ.get("MINIVIT_MAX_PIXELS", "")
     if setting and not setting.isdecimal():
         raise TooLarge(f"MINIVIT_MAX_PIXELS is {setting}, not a whole number")
@@ -169,7 +169,7 @@ def check_pixels(width, height):
 
 
 def shrink(picture, size, crop):
-    """Let a JPEG be decoded at a half, quarter or eighth, no smaller than twice what is needed."""
+    """Decode a JPEG at a half, quarter or eighth, but at least at twice the size that is needed."""
     h, w = picture.height, picture.width
     factor = int(min(h / size[0], w / size[1], h / size[1], w / size[0]) * crop / 2)
     if factor > 1:
@@ -177,7 +177,10 @@ def shrink(picture, size, crop):
 
 
 def upright(picture, exif=None):  # Pillow image -> Pillow image
-    """As EXIF says that it is to be turned; what EXIF says badly is no reason to lose it."""
+    """Turned as EXIF says; EXIF that cannot be read is ignored.
+
+    `ImageOps.exif_transpose` would also write the other tags anew, and fail at a broken one.
+    """
     try:
         told = picture.getexif() if exif is None else Image.Exif()
         if exif:
@@ -227,14 +230,14 @@ def crop_box(h, w, height, width, crop):  # -> left, top, right, bottom in pixel
 
 
 class Room:
-    """Lets threads decode so many pixels at once, or one picture that is larger."""
+    """Lets threads decode `most` pixels at once, or one picture that is larger."""
 
     def __init__(self, most):
         self.most, self.used, self.changed = most, 0, threading.Condition()
 
     @contextlib.contextmanager
     def take(self, pixels):
-        """Wait until there is room for one picture more."""
+        """Wait until there is room for one more picture."""
         with self.changed:
             self.changed.wait_for(lambda: not self.used or self.used + pixels <= self.most)
             self.used += pixels
@@ -251,7 +254,7 @@ MENDING = threading.Lock()  # one at a time: it takes several times the memory
 
 
 def is_picture(path):  # -> bool
-    """By its ending, or by what is in it."""
+    """By its ending, or by its content."""
     if path.suffix.lower() in EXTENSIONS:
         return True
     try:
@@ -264,8 +267,14 @@ def is_picture(path):  # -> bool
 
 
 def hidden(name):  # -> bool
-    """Hidden things, and what macOS leaves in archives."""
+    """Whether a name is hidden, or is what macOS leaves in archives."""
     return name.startswith((".", "__MACOSX"))
+
+
+def identity(path):  # -> hashable
+    """The same for all names of one file or folder, by links of any kind."""
+    state = os.stat(path)
+    return (state.st_dev, state.st_ino) if state.st_ino else os.path.realpath(path)
 
 
 def walk(folder):  # -> paths of files, those of links to nothing
@@ -276,9 +285,7 @@ def walk(folder):  # -> paths of files, those of links to nothing
         raise error
 
     for where, folders, names in os.walk(folder, followlinks=True, onerror=fail):
-        state = os.stat(where)
-        key = (state.st_dev, state.st_ino) if state.st_ino else os.path.realpath(where)
-        if key in seen:
+        if (key := identity(where)) in seen:
             folders.clear()
             continue
         seen.add(key)
@@ -291,13 +298,13 @@ def walk(folder):  # -> paths of files, those of links to nothing
 def inside(folder):  # -> pictures sorted by name, other files, links to nothing
     """What is below a folder."""
     files, broken = walk(folder)
-    chosen = {path for path in files if path.is_file() and is_picture(path)}
-    in_order = sorted(files, key=lambda path: path.relative_to(folder).as_posix())
-    return [p for p in in_order if p in chosen], [p for p in in_order if p not in chosen], broken
+    files.sort(key=lambda path: path.relative_to(folder).as_posix())
+    chosen = {path: path.is_file() and is_picture(path) for path in files}
+    return [p for p in files if chosen[p]], [p for p in files if not chosen[p]], broken
 
 
 def endings(paths):  # -> "3 .heic, 1 .txt", and what helps
-    """What was passed over, by kind."""
+    """What was passed over, counted by ending."""
     counts = Counter(path.suffix.lower() or "without ending" for path in paths)
     text = ", ".join(f"{n} {literal(ending)}" for ending, n in counts.most_common(8))
     return text + (f" ({REMEDY_HEIC})" if counts.keys() & {".heic", ".heif"} else "")
@@ -313,4 +320,4 @@ def find(paths):  # files and folders -> files, sorted within a folder
         if not chosen and not broken:
             rest = f", only {counted(len(others), 'other file')}: {endings(others)}"
             raise ImageError(f"{literal(path)} holds no picture{rest if others else ''}")
-        yield from [*chosen, *broken]  # that a link leads nowhere is said when it is read
+        yield from [*chosen, *broken]  # a broken link is reported when it is read

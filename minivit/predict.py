@@ -52,7 +52,7 @@ def add_model_options(p):
 
 
 def read_model(args, head=True):  # -> parameters, description, image size
-    """The model, ready for the size of image that was asked for; without `head` any will do."""
+    """The model, ready for the image size that was asked for; it needs a head if `head` is true."""
     params, description = opening.read(args.checkpoint, **opening.chosen(args), head=head)
     if description["channels"] not in (1, 3):
         raise ValueError(f"{args.checkpoint} is for images of {description['channels']} channels")
@@ -67,7 +67,7 @@ def read_model(args, head=True):  # -> parameters, description, image size
 
 
 class Only(dict):
-    """An `out` that takes what has one of some names: all other arrays are freed after use."""
+    """An `out` that keeps only these names, so that all other arrays are freed after use."""
 
     def __init__(self, *names):
         super().__init__()
@@ -92,7 +92,7 @@ def class_attention(weights, prefix, grid):  # [B, H, N, N] -> [B, rows, columns
 
 
 def pictures(args, paths, channels, size, command_name):  # -> path and uint8 image, one by one
-    """Pictures at the model's size; of one that cannot be read the fault is said."""
+    """Pictures at the model's size; one that cannot be read is reported and passed over."""
     read = 0
     for path in paths:
         try:
@@ -112,7 +112,7 @@ def look(params, description, image, attention):
     last = f"block{description.get('blocks', 0) - 1}_attention"
     out = Only(last, "patch_embedding") if attention else None
     settings = finetune.settings(description) | {"backward": False}
-    with np.errstate(all="ignore"):  # who asks sees what is not finite
+    with np.errstate(all="ignore"):  # the caller checks what is not finite
         scores, _ = model(params, normalise(image[None]), out=out, **settings)
     if not attention:
         return scores[0], None
@@ -121,11 +121,11 @@ def look(params, description, image, attention):
 
 
 def from_input():  # -> paths
-    """A line each, whatever bytes names are made of; a terminal is told what is waited for."""
+    """One per line, in any encoding; a terminal is told what the command waits for."""
     if not sys.stdin:
         return []
     if sys.stdin.isatty():
-        print("paths of pictures, one a line; Ctrl-D ends", file=sys.stderr)
+        print("paths of pictures, one per line; Ctrl-D ends", file=sys.stderr)
     with contextlib.suppress(AttributeError):  # whatever stands in for a stream
         sys.stdin.reconfigure(errors="surrogateescape")
     return [line.strip() for line in sys.stdin if line.strip()]
@@ -142,7 +142,7 @@ def predict(args):  # -> exit status
         raise ValueError(f"{args.checkpoint} is a ResNet: it has no attention to draw")
     names = opening.class_names(description, args.labels)
     wanted, drawn, read = list(images.find(args.images or from_input())), [], 0
-    # Where the answers are on the terminal, they are the sign of life.
+    # On a terminal the answers themselves show progress.
     bar = progress(wanted, "predicting", disable=True if sys.stdout.isatty() else None)
     for path, image in pictures(args, bar, description["channels"], size, "predict"):
         read += 1

@@ -59,13 +59,11 @@ def webp(content):
     kept, exif, at = [], b"", 12
     while at + 8 <= len(content):
         kind, length = content[at : at + 4], int.from_bytes(content[at + 4 : at + 8], "little")
-        data = content[at + 8 : at + 8 + length + length % 2]
+        end = at + 8 + length + length % 2
         if kind == b"EXIF":
-            exif = data
-        if kind == b"VP8X":  # of its flags, keep those of transparency and animation
-            data = bytes([data[0] & 0x12]) + data[1:] if data else data
-        if kind in (b"VP8X", b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF"):
-            kept.append(kind + content[at + 4 : at + 8] + data)
-        at += 8 + length + length % 2
+            exif = content[at + 8 : end]
+        elif kind in (b"VP8X", b"VP8 ", b"VP8L", b"ALPH", b"ANIM", b"ANMF"):
+            kept.append(content[at:end])
+        at = end
     body = b"WEBP" + b"".join(kept)
     return b"RIFF" + len(body).to_bytes(4, "little") + body, exif

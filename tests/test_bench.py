@@ -49,7 +49,7 @@ def test_who_is_not_installed_is_left_out(tmp_path, capfd):
     assert bench.main([*options, "--contestants", absent[0]]) == 2
     error = capfd.readouterr().err
     assert f"left out: {absent[0]} (ModuleNotFoundError" in error
-    assert "nobody could take part" in error
+    assert "no contestant could take part" in error
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,17 @@ def test_contestants_that_die(monkeypatch, tmp_path, capsys, refusal):
         monkeypatch.setattr(bench, "absent", lambda name: [])
         error = refusal(bench.main, [*options, "--reference", name])
         assert f"--reference {name} did not take part: " in error
+
+
+def test_the_first_error_is_the_one_that_is_told(monkeypatch, tmp_path, capsys):
+    """A contestant that says why it ends is asked no more."""
+    last = """
+for line in sys.stdin:
+    print(json.dumps({"error": "out of memory"}), flush=True); break"""
+    start(monkeypatch, **{"minivit JAX": GOOD, "timm": GOOD[: GOOD.index("for line")] + last})
+    options = ["--config", "tiny", "--what", "train", "--rounds", "1", "--output", str(tmp_path)]
+    assert bench.main(options) == 0
+    assert "left out: timm (out of memory)\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,9 @@ def test_whitening_is_by_the_shots():
 def test_shots():
     """FEW-05: never fewer, never twice, always the same."""
     labels = np.repeat([0, 1, 2], [2, 5, 7])
-    with pytest.raises(ValueError, match="class 0 has 2 training images, 5 a class are asked for"):
+    with pytest.raises(
+        ValueError, match="class 0 has 2 training images, 5 per class are asked for"
+    ):
         datasets.draw_shots(labels, 3, 5, seed=0)
     with pytest.raises(ValueError, match="class 3 has 0 training images"):
         datasets.draw_shots(labels, 4, 2, seed=0)
@@ -234,7 +236,7 @@ def test_few_shot_command(files, backend, extra, capsys):
     command = ["--checkpoint", files[1], "--few-shot", "1", "5", "--draws", "2"]
     assert evaluate.main([*command, "--backend", backend, *extra]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["images", "a", "class", "1", "5"]
+    assert lines[1].split() == ["images", "per", "class", "1", "5"]
     pixels = next(line for line in lines if line.startswith("raw pixels"))
     assert float(pixels.split()[-3]) > 95
 
@@ -247,7 +249,7 @@ def test_few_shot_command(files, backend, extra, capsys):
         (["--few-shot", "1", "--output", "x.png"], "--output is for the confusion"),
         (["--few-shot", "1", "--labels", "x"], "--labels is for the classes of the checkpoint"),
         (["--strict"], "--strict needs --dataset folder:PATH"),
-        (["--few-shot", "70"], "training images, 70 a class are asked for; ask for fewer"),
+        (["--few-shot", "70"], "training images, 70 per class are asked for; ask for fewer"),
         (
             [],
             "knows no classes, day has 2 classes; ask what its features are worth with --few-shot",

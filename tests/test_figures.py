@@ -216,8 +216,8 @@ def test_positions_of_large_grids():
     p = {"embedding": {"kernel": np.zeros((2, 2, 1, 4))}, "cls": np.zeros((1, 1, 4))}
     p["Transformer"] = {"posembed_input": {"pos_embedding": table}}
     first, second, _ = draw.positions(p, (18, 32)).axes
-    assert first.get_title() == "9x16 patches, learned\nmaps for 7 x 7 of them"
-    assert second.get_title() == "18x32 patches, resized\nmaps for 7 x 7 of them"
+    assert first.get_title() == "9x16 patches, learned\nmaps of 7x7 of them"
+    assert second.get_title() == "18x32 patches, resized\nmaps of 7x7 of them"
     assert first.images[0].get_array().shape == (7 * 10 - 1, 7 * 17 - 1)
     assert [t.get_text() for t in first.get_xticklabels()] == [str(n + 1) for n in places[1]]
 

@@ -314,9 +314,9 @@ def test_sizes_beyond_all_memory(tmp_path):
     """Before any pixel is decoded, with both numbers."""
     Image.new("L", (2, 2)).save(tmp_path / "x.png")
     for size in ((10**9, 10**6), (int("9" * 60), 7)):
-        with pytest.raises(ValueError, match=r"GB of memory, and .* GB are free"):
+        with pytest.raises(ValueError, match=r"of memory, and .* are free"):
             images.read_at(tmp_path / "x.png", size)
-        with pytest.raises(ValueError, match=r"2 images of .*GB of memory, and .* GB are free"):
+        with pytest.raises(ValueError, match=r"2 images of .* of memory, and .* are free"):
             datasets.resize(np.zeros((2, 4, 4, 1), np.uint8), *size)
 
 
@@ -453,7 +453,7 @@ def test_predict_from_standard_input(files, capsys, monkeypatch):
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stdin", terminal)
     assert predict.main(given) == 0
-    assert capsys.readouterr().err == "paths of pictures, one a line; Ctrl-D ends\n"
+    assert capsys.readouterr().err == "paths of pictures, one per line; Ctrl-D ends\n"
     monkeypatch.setattr(sys, "stdin", None)  # as in `predict <&-`
     assert predict.main(given) == 2
 
@@ -678,7 +678,7 @@ def test_figures_say_what_they_show():
     colour = np.zeros((2, 4, 6, 3), np.uint8)
     maps = np.full((2, 2, 3), 0.125)
     drawn = figures.attention(colour, maps, ["x", "y"])
-    assert titles(drawn)[:2] == ["x", "up to 12% a patch"]
+    assert titles(drawn)[:2] == ["x", "up to 12% per patch"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for each in (figure, shown, drawn):

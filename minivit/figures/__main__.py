@@ -1,7 +1,7 @@
 """Draw what a model learned: `python -m minivit.figures --checkpoint FILE --images photo.jpg`.
 
 Its parts, filters and positions, and where it looks in the pictures: the heads of every block, how
-far they look, and attention rollout. What a model does not have is left out, and said.
+far they look, and attention rollout. What a model does not have is left out with a word about it.
 """
 
 import math
@@ -43,7 +43,7 @@ from ..progress import progress
 from ..variants import flops_by_part
 
 MOST, FILTERS = 8, 32  # pictures that are looked at, filters in one figure
-PLACES = 7  # along a side, for which the likeness of a larger grid is shown, as in the paper
+PLACES = 7  # along a side, for which the similarity in a larger grid is shown, as in the paper
 
 
 def parser():
@@ -58,7 +58,7 @@ def parser():
 
 
 def parts(params, description, size):  # -> Figure
-    """Parameters and operations of each part; of a pooling head (MAP) its parameters alone."""
+    """Parameters and operations of each part; for a pooling head (MAP), only its parameters."""
     sizes = parameters_by_part(flatten(params))
     work = flops_by_part(
         variant_of(description),
@@ -69,7 +69,7 @@ def parts(params, description, size):  # -> Figure
         representation=description.get("representation"),
         predictions=description.get("predictions"),
     )
-    panels = {"parameters": sizes, "operations an image": work}
+    panels = {"parameters": sizes, "operations per image": work}
     return figures.bars(dict(scaled(values, unit) for unit, values in panels.items()))
 
 
@@ -98,16 +98,14 @@ def filters(params):  # -> Figure
 
 
 def some(count):  # -> numbers below it
-    """All of few places, else so many at equal distances, both ends included."""
-    return (
-        np.unique(np.linspace(0, count - 1, PLACES).round().astype(int))
-        if count > 8
-        else range(count)
-    )
+    """All of a few places, or `PLACES` at about equal distances, both ends included."""
+    if count <= PLACES + 1:
+        return range(count)
+    return np.linspace(0, count - 1, PLACES).round().astype(int)
 
 
 def positions(params, size):  # -> Figure
-    """How alike they are on the model's grid, and resized to a grid twice as fine."""
+    """The similarity of the position embeddings, also resized to a grid twice as fine."""
     table = params["Transformer"]["posembed_input"]["pos_embedding"]
     prefix = params["cls"].shape[1] if "cls" in params else 0
     grid = token_grid(params, size)
@@ -118,21 +116,20 @@ def positions(params, size):  # -> Figure
         shown = [some(n) for n in cells]
         options = {"prefix": prefix, "places": shown}
         likenesses.append(attention_maps.position_similarity(rows, cells, **options))
-        count = [len(n) for n in shown]
-        titles.append("{}x{} patches, {}".format(*cells, how))
-        titles[-1] += "" if count == list(cells) else "\nmaps for {} x {} of them".format(*count)
+        title, count = "{}x{} patches, {}".format(*cells, how), tuple(map(len, shown))
+        titles.append(title if count == cells else title + "\nmaps of {}x{} of them".format(*count))
         places.append(shown)
     return figures.positions(likenesses, titles, places)
 
 
 def says_classes(description):
-    """Whether there is a class for which attention can speak."""
+    """Whether there is a class whose gradient can be rolled out."""
     return description["classes"] is not None and not description["zero_head"]
 
 
 def seen(params, description, image, path):
     # uint8 [height, width, C] -> best class, dictionary
-    """Where the model of a file looks, also for its most likely class, if it knows classes."""
+    """Where a model looks; if it knows classes, also for the most likely one."""
     out, settings = {}, finetune.settings(description)
     with np.errstate(all="ignore"):
         scores, back = model(params, datasets.normalise(image[None]), out=out, **settings)
@@ -177,7 +174,7 @@ def of_pictures(params, description, pictures, checkpoint, names):  # -> name an
         stem = Path(path).stem
         titles.append(literal(stem) if label is None else f"{literal(stem)}\n{literal(label)}")
         found.append(what)
-        stem = stem[:50]  # of a name that is long already, none too long is made
+        stem = stem[:50]  # file systems limit the length of names
         if not hybrid:
             yield f"patches-{number}-{stem}", figures.patches(image, token_pixels(params))
         yield f"heads-{number}-{stem}", figures.heads(what["heads"], image)

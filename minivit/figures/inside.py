@@ -29,13 +29,13 @@ def attention(images, maps, titles, columns=4):  # [B, height, width, C], [B, h,
         show(grid[2 * i], image)
         grid[2 * i].set_title(plain(title, 30), fontsize=8)
         key = overlay(grid[2 * i + 1], image, weights)
-        grid[2 * i + 1].set_title(f"up to {weights.max():.0%} a patch", fontsize=8)
+        grid[2 * i + 1].set_title(f"up to {weights.max():.0%} per patch", fontsize=8)
     color_key(figure, key, list(grid), OF_LARGEST)
     return figure
 
 
 def overlays(images, maps, titles):  # [B, height, width, C], {name: [B, h, w]}, [B] -> Figure
-    """An image a row: as it is, then under each of the maps, to compare ways to look inside."""
+    """One image per row: as it is, then under each of the maps, to compare ways to look inside."""
     columns = 1 + len(maps)
     figure = Figure(figsize=(2.1 * columns + 0.8, 2.2 * len(images) + 0.3), layout="constrained")
     grid = figure.subplots(len(images), columns, squeeze=False)
@@ -93,10 +93,11 @@ def filters(kernels, columns=8, title=""):  # [count, P, P, C] -> Figure
         raise ValueError(f"filters of {channels} channels are no pictures; 1 or 3 are")
     columns = min(columns, count)
     rows = -(-count // columns)
-    size = (max(1.1 * columns, 4.4 * bool(title)), 1.1 * rows + 0.5 * bool(title))
-    figure = Figure(figsize=size, layout="constrained")
+    width, height = 1.1 * columns, 1.1 * rows
     if title:
-        figure.suptitle(title, fontsize=9)
+        width, height = max(width, 4.4), height + 0.5
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(title, fontsize=9)
     grid = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes in grid[count:]:
         axes.axis("off")
@@ -109,21 +110,19 @@ def filters(kernels, columns=8, title=""):  # [count, P, P, C] -> Figure
 def positions(likenesses, titles, places=None):  # list of [r, s, h, w] -> Figure
     """How alike the position embeddings are: a small map for the patch at each place (Fig. 7).
 
-    Of a large grid there are maps for some places only: `places` are their rows and columns.
+    For a large grid there are maps of some places only: `places` are their rows and columns.
     """
     # Of a fine grid every cell must still have a pixel.
-    side = min(9, max(4.4, *(0.0125 * tiled(likeness).shape[0] for likeness in likenesses), 0))
+    side = min(9, max(4.4, 0.0125 * max(tiled(each).shape[0] for each in likenesses)))
     figure = Figure(figsize=(side * len(likenesses) + 0.6, side), layout="constrained")
     row = figure.subplots(1, len(likenesses), squeeze=False)[0]
     places = places or [[range(n) for n in likeness.shape[:2]] for likeness in likenesses]
     for axes, likeness, title, (rows, columns) in zip(row, likenesses, titles, places, strict=True):
         h, w = likeness.shape[2:]
         image = axes.imshow(tiled(likeness), cmap="viridis", vmin=-1, vmax=1)
-        every = max(1, len(rows) // 7), max(1, len(columns) // 7)
-        axes.set_xticks(
-            centres(len(columns), w)[:: every[1]], [n + 1 for n in columns[:: every[1]]]
-        )
-        axes.set_yticks(centres(len(rows), h)[:: every[0]], [n + 1 for n in rows[:: every[0]]])
+        for ticks, shown, side in ((axes.set_xticks, columns, w), (axes.set_yticks, rows, h)):
+            some = slice(None, None, max(1, len(shown) // 7))
+            ticks(centres(len(shown), side)[some], [n + 1 for n in shown[some]])
         axes.set(title=plain(title), xlabel="column of the patch", ylabel="row of the patch")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
