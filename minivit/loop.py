@@ -15,7 +15,7 @@ from . import checkpoint, command, datasets, evaluate, masking, optim, states
 from .architecture import token_grid, token_pixels
 from .batches import fit, portion, scores
 from .in_numpy import masked_vit
-from .machine import TAKEN
+from .machine import ANSWERED
 from .params import tree_map
 from .progress import progress
 
@@ -32,8 +32,9 @@ class Interrupt:
     """
 
     def __init__(self):
-        self.asked, TAKEN["interrupts"] = False, 1
+        self.asked = False
         self.before = {s: signal.signal(s, self.ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        ANSWERED.release()  # only now: a Ctrl-C before would be left to nobody
 
     def ask(self, *_):
         """The signal's handler."""
@@ -42,7 +43,7 @@ class Interrupt:
 
     def close(self):
         """Give the signals back."""
-        TAKEN["interrupts"] = 0
+        ANSWERED.acquire(blocking=False)
         for which, handler in self.before.items():
             signal.signal(which, handler)
 
@@ -151,13 +152,10 @@ class Run:
         record |= {"best_accuracy": self.best_accuracy, "since_best": self.since_best}
         if self.best:
             record["best_step"], tree["best"] = self.best
-        record["data"] = self.dataset.identity()
         states.write(self.folder, done, tree, record)
 
     def load_state(self, tree, record):
         """The reverse of `save_state`."""
-        if "data" in record:  # version 0.1 did not note it
-            datasets.check_identity(record["data"], self.dataset, f"the state in {self.folder}")
         self.engine.load_state(tree)
         self.rows = record["rows"]
         self.pending = [tuple(numbers) for numbers in record["pending"]]

@@ -71,7 +71,7 @@ def check_memory(needed, what, remedy="choose a smaller size or fewer"):
         )
 
 
-TAKEN = {"interrupts": 0}  # how many more Ctrl-C the program itself answers
+ANSWERED = threading.Semaphore(0)  # how many more Ctrl-C the program itself answers
 
 
 def end_at_interrupt(text):
@@ -79,8 +79,8 @@ def end_at_interrupt(text):
 
     For commands, before their libraries load. No exception is raised, which would be lost where it
     met a callback, and Python's own end is left out: JAX's crashes where a program is still being
-    compiled. A thread sees to it, since the main one may be in a library for half a minute. The
-    first `TAKEN["interrupts"]` are left to the handler that the program has set.
+    compiled. A thread sees to it, since the main one may be in a library for half a minute. Those
+    that `ANSWERED` counts are left to the handler that the program has set.
     """
     reader, writer = os.pipe()
     with contextlib.suppress(AttributeError):  # Windows does without
@@ -89,11 +89,9 @@ def end_at_interrupt(text):
 
     def watch():
         while True:
-            for number in os.read(reader, 1):
-                if number == signal.SIGINT and TAKEN["interrupts"]:
-                    TAKEN["interrupts"] -= 1
-                elif number == signal.SIGINT:
-                    end_now(130, text)
+            (number,) = os.read(reader, 1)
+            if number == signal.SIGINT and not ANSWERED.acquire(blocking=False):
+                end_now(130, text)
 
     threading.Thread(target=watch, daemon=True).start()
     signal.signal(signal.SIGINT, lambda *_: None)  # the thread has heard it
@@ -101,11 +99,17 @@ def end_at_interrupt(text):
 
 def end_now(status, text=""):
     """End at once, without what Python does at its end; what was printed is not lost."""
-    with contextlib.suppress(OSError):  # not through a stream, which another thread may hold
+    if text:
         line = "\n" if os.isatty(2) else ""  # below what the terminal shows of the keys
-        os.write(2, f"{line}{text}\n".encode() if text else b"")
+        with contextlib.suppress(OSError):  # not through a stream, which another thread may hold
+            os.write(2, f"{line}{text}\n".encode())
+
+    def flush():
+        with contextlib.suppress(OSError):  # the reader has gone
+            sys.stdout.flush()
+
     # A reader that does not read would make this wait for ever.
-    flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
+    flushing = threading.Thread(target=flush, daemon=True)
     with contextlib.suppress(RuntimeError):  # no memory for a thread
         flushing.start()
         flushing.join(1)

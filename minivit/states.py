@@ -48,12 +48,11 @@ def read_options(folder, given, names):  # -> {option: value}, devices, identity
     path = Path(folder) / "run.json"
     try:
         record = json.loads(path.read_text())
-        record = grown(record)
         if missing := sorted({*names, "devices", "data"} - {*record}):
             raise ValueError(f"it lacks {', '.join(missing[:5])}; another version wrote it?")
-        if not isinstance(record["data"], dict | None):
+        if not isinstance(record["data"], dict):
             raise ValueError("it does not say what the data set was")
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
     if "output" in given:
         raise ValueError(
@@ -72,22 +71,6 @@ def read_options(folder, given, names):  # -> {option: value}, devices, identity
     if record["init"] and record.get("digest") != digest(record["init"]):
         raise ValueError(f"{record['init']} is not the file that the run in {folder} began with")
     return {name: record[name] for name in names}, record["devices"], record["data"]
-
-
-def grown(record):  # -> record
-    """That of a run of version 0.1, which noted less of its data and more of its idle options.
-
-    The test pictures of its folder were drawn by its seed; today their names decide.
-    """
-    if "data" in record:
-        return record
-    if str(record["dataset"]).startswith("folder:"):
-        raise ValueError("version 0.1 chose other test pictures of a folder; start another run")
-    idle = [] if record["init"] else ["positions"]
-    idle += ["corrupt", "mosaic_every"] if record["objective"] == "classes" else []
-    idle += [] if record["validation"] else ["evaluate_every"]
-    since = {"data": None, "heads": None, "pixels": None, "extra": "error"}
-    return since | record | dict.fromkeys(idle)
 
 
 def check_devices(then, now, dropout):

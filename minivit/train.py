@@ -172,7 +172,7 @@ def read_data(args, channels):  # -> data set, held-out images and labels or Non
         if not args.resume:
             raise
         raise type(error)(f"{error}; --dataset folder:PLACE says where it is now") from None
-    if args.resume and args.data:  # version 0.1 did not note it
+    if args.resume:
         datasets.check_identity(args.data, dataset, f"the run in {args.resume}")
     options.check_shift(args, *dataset.train_images.shape[1:3])
     if args.per_class:
