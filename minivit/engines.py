@@ -17,35 +17,35 @@ def make(backend, params, *, batch_size=None, **options):
     `precision`, of JAX's products. OSError: JAX cannot be used; MemoryError: a batch cannot fit;
     ValueError: an option is nonsense, or beyond the NumPy twin.
     """
-    check(batch_size, options)
+    check(batch_size=batch_size, **options)
     given = {name: options.pop(name, usual) for name, usual in ONLY_JAX.items()}
     images = max(1, (batch_size or 1) // options.get("accumulate", 1))  # in memory at once
-    chunk = (options.get("model") or {}).get("chunk")
+    tokens, chunk = token_count(params), (options.get("model") or {}).get("chunk")
     if backend == "numpy":
         for name, value in given.items():
             if value != ONLY_JAX[name]:
                 raise ValueError(f"--{name} {value} needs --backend jax; NumPy cannot do it")
-        check_attention(params, token_count(params), images)
+        check_attention(params, tokens, images)
         from .engine_numpy import NumPyEngine
 
         return NumPyEngine(params, batch_size=batch_size, **options)
-    if jax_devices()[0].platform == "cpu":
-        check_attention(params, token_count(params), images, chunk)
+    platform = jax_devices()[0].platform
     import jax
 
     from .engine_jax import JaxEngine
+    from .in_jax.attention import by_default
 
+    if platform == "cpu":
+        check_attention(params, tokens, images, by_default(tokens) if chunk is None else chunk)
     if given.pop("precision") == "highest":
         jax.config.update("jax_default_matmul_precision", "highest")
     return JaxEngine(params, batch_size=batch_size, **given, **options)
 
 
-def check(batch_size, options):
+def check(**options):
     """Numbers that neither twin can do anything with."""
-    limits = {"batch_size": (batch_size, 1), "accumulate": (options.get("accumulate"), 1)}
-    limits |= {"seed": (options.get("seed"), 0)}
-    for name, (value, least) in limits.items():
-        if value is not None and value < least:
+    for name, least in {"batch_size": 1, "accumulate": 1, "seed": 0}.items():
+        if (value := options.get(name)) is not None and value < least:
             raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
@@ -84,8 +84,6 @@ def check_attention(params, tokens, images=1, chunk=None):
         check_memory(
             4 * images * heads * tokens * min(chunk or tokens, tokens),
             f"attention among {tokens:,} tokens of {images} image{'s' * (images > 1)}",
-            "choose a smaller --image-size" + (f", {TRAINING_LESS}" if images > 1 else ""),
+            "choose a smaller --image-size"
+            + (" or --batch-size, or a larger --accumulate" if images > 1 else ""),
         )
-
-
-TRAINING_LESS = "a smaller --batch-size, --accumulate or --chunk"
