@@ -62,14 +62,8 @@ def batch_mesh(batch_size, parts=1, devices=None):
 
 def useful_devices(tokens, images):  # -> list, or None: all
     """The CPU devices that the images of a part keep busy, unless somebody chose their number."""
-    if (
-        images
-        and UNASKED["devices"]
-        and jax.default_backend() == "cpu"
-        and jax.process_count() == 1
-    ):
-        return jax.devices()[: busy(tokens, images)]
-    return None
+    ours = UNASKED["devices"] and jax.default_backend() == "cpu" and jax.process_count() == 1
+    return jax.devices()[: busy(tokens, images)] if ours and images else None
 
 
 def aligned(x):  # -> a copy
@@ -212,9 +206,8 @@ class JaxEngine:
     def state(self):
         """The optimiser's, from the first step on; evaluation needs none. All must ask."""
         zeros = tree_map(lambda x: np.zeros(x.shape, x.dtype), self.params)
-        return self.put(
-            self.start(self.host(self.params) if self.keep else zeros), self.state_specs
-        )
+        weights = self.host(self.params) if self.keep else zeros  # the average begins with them
+        return self.put(self.start(weights), self.state_specs)
 
     def build(self):
         """The programs: each is written for one device and runs on all."""

@@ -9,9 +9,6 @@ import sys
 import threading
 from pathlib import Path
 
-with contextlib.suppress(ImportError):  # Windows has no such thing
-    import resource
-
 CGROUPS = Path("/sys/fs/cgroup")
 # Limit, use, and what of the use is a cache that goes when memory is short: cgroups 2, then 1.
 MEMORY_FILES = (
@@ -46,7 +43,9 @@ def memory():  # -> bytes; infinity where the system does not say
         with contextlib.suppress(OSError, ValueError, KeyError):  # none, or "max": no limit
             limit, used = (int((CGROUPS / folder / name).read_text()) for name in (limit, used))
             free.append(limit - used + numbers(CGROUPS / folder / "memory.stat")[cache])
-    with contextlib.suppress(NameError, OSError, ValueError, AttributeError):
+    with contextlib.suppress(ImportError, OSError, AttributeError):  # not every system has these
+        import resource
+
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
