@@ -222,6 +222,6 @@ def run(name, work, *, remedy="try smaller images or fewer of them", patient=Fal
             if not out_of_memory(error):
                 raise
             helps = remedy() if callable(remedy) else remedy
-            return say(f"minivit.{name}: error: the memory does not suffice; {helps}", 2)
+            return say(f"minivit.{name}: error: out of memory; {helps}", 2)
         except KeyboardInterrupt:
             return say(f"minivit.{name}: interrupted", 130)

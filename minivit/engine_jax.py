@@ -36,7 +36,7 @@ from .shapes import depth
 # scan copies each block's weights and computes each block twice. Written out, a step keeps what is
 # inside the blocks, which must not be more than weights, gradient and moments take anyway.
 SCAN_FROM, FEW_TOKENS, STATE = 6, 32, 4
-PIXELS, MOST = 64 * 224 * 224, 4096  # that an accelerator scores at once, and images
+PIXELS, MOST = 64 * 224 * 224, 4096  # what an accelerator scores at once: pixels, and images
 
 
 def batch_mesh(batch_size, parts=1, devices=None):
@@ -76,8 +76,8 @@ def aligned(x):  # -> a copy
     return copy
 
 
-def kept(block, tokens):  # parameters of a block, N -> numbers of an image
-    """What the backward pass needs of a block's inside, about: its activations and weights."""
+def kept(block, tokens):  # parameters of a block, N -> numbers per image
+    """About what the backward pass needs of a block's inside: activations, attention weights."""
     heads, width = block["MultiHeadDotProductAttention_1"]["out"]["kernel"].shape[::2]
     return tokens * (8 * width + 3 * block["MlpBlock_3"]["Dense_0"]["bias"].size + heads * tokens)
 

@@ -6,7 +6,7 @@ from .machine import check_memory
 from .processes import jax_devices
 from .shapes import depth
 
-TOKENS = 128  # of a thread or CPU device at least; with fewer, what they do in turn takes longer
+TOKENS = 128  # per thread or CPU device at least; with fewer, the serial part takes longer
 ONLY_JAX = {"dtype": "float32", "shard": "data", "precision": "default"}
 
 
@@ -49,8 +49,8 @@ def check(**options):
             raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
-def busy(tokens, images):  # tokens of an image or 0, images -> threads or CPU devices
-    """How many cores so many images keep busy: each of them with at least `TOKENS`."""
+def busy(tokens, images):  # tokens per image or 0, images -> threads or CPU devices
+    """How many cores so many images keep busy, each with at least `TOKENS`."""
     return max(1, images * (tokens or TOKENS) // TOKENS)
 
 
@@ -75,8 +75,7 @@ def token_count(params):  # -> N, or 0 where no position table says it
 def check_attention(params, tokens, images=1, chunk=None):
     """Refuse a sequence too long for the memory, before anything of that size is made.
 
-    What is counted are a block's attention weights, [B, H, N, N] or of one chunk; a step needs
-    more, of course.
+    Only one block's attention weights are counted, [B, H, N, N] or those of one chunk.
     """
     if depth(params.get("Transformer", {})) and "encoderblock_0" in params["Transformer"]:
         attention = params["Transformer"]["encoderblock_0"]["MultiHeadDotProductAttention_1"]

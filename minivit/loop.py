@@ -218,7 +218,7 @@ class Run:
                 bar.update(len(part))
         return (total / len(images)).tolist()
 
-    def test(self, steps):  # -> result; None where the weights say nothing that is a number
+    def test(self, steps):  # -> result, or None where scores are not finite
         """Loss and accuracy on every test image, and the pictures."""
         logits, labels = None, self.dataset.test_labels
         if self.args.objective == "classes":

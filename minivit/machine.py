@@ -74,12 +74,12 @@ ANSWERED = threading.Semaphore(0)  # how many more Ctrl-C the program itself ans
 
 
 def end_at_interrupt(text):
-    """From now on Ctrl-C ends the process at once, wherever it is, with a last word and status 130.
+    """From now on Ctrl-C ends the process at once, with a last word and status 130.
 
-    For commands, before their libraries load. No exception is raised, which would be lost where it
-    met a callback, and Python's own end is left out: JAX's crashes where a program is still being
-    compiled. A thread sees to it, since the main one may be in a library for half a minute. Those
-    that `ANSWERED` counts are left to the handler that the program has set.
+    For commands, before their libraries load. It raises no exception, which a callback would
+    swallow, and skips Python's shutdown, where JAX crashes while a program is being compiled. A
+    thread listens, since the main one may be inside a library for half a minute. As many Ctrl-C as
+    `ANSWERED` counts are left to the handler that the program has set.
     """
     reader, writer = os.pipe()
     with contextlib.suppress(AttributeError):  # Windows does without
@@ -97,7 +97,7 @@ def end_at_interrupt(text):
 
 
 def end_now(status, text=""):
-    """End at once, without what Python does at its end; what was printed is not lost."""
+    """End at once, without Python's shutdown; what was printed is flushed."""
     if text:
         line = "\n" if os.isatty(2) else ""  # below what the terminal shows of the keys
         with contextlib.suppress(OSError):  # not through a stream, which another thread may hold
@@ -116,9 +116,9 @@ def end_now(status, text=""):
 
 
 def leave(status):
-    """The end of a command; at once unless all is well.
+    """End a command: at once, unless all is well.
 
-    After an interruption the next Ctrl-C may be on its way. Where one of JAX's devices was out of
+    After an interruption the next Ctrl-C may be on its way. Where one of JAX's devices ran out of
     memory the others wait for it, and XLA aborts with a page of its own.
     """
     if status:

@@ -16,10 +16,10 @@ PLAIN = recipes.Recipe("")  # the default of everything
 NOT_OF_RESNETS = ("dropout", "representation")
 OF_ATTENTION = (*NOT_OF_RESNETS, "chunk", "positions", "old_grid")
 OF_THE_BACKEND = ("dtype", "precision", "shard", "distributed", "chunk")
-LARGEST = 1e30  # of any number; float32 holds a little more
+LARGEST = 1e30  # of any number: float32 ends at 3e38
 SHARE = number(0, 1, open_right=True)
+PART = number(0, 1, open_left=True)  # a share that may be all, but not none
 CORRUPT = 0.5  # of the patches
-PART = number(0, 1, open_left=True)  # of a whole that may be all of it
 ABOUT_CLASSES = ("loss", "head_bias", "representation", "label_smoothing", "mixup", "validation")
 # The recipe where none is asked for: from scratch, with --init, and with a masked --objective.
 USUAL = ("laptop", "laptop-finetune", "laptop-masked")

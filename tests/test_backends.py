@@ -190,7 +190,7 @@ def test_out_of_memory_in_a_step(backend, extra):
     """
     code = SHORT.replace("BACKEND", backend).replace("EXTRA", str(extra))
     result = run(code, JAX_PLATFORMS="cpu")
-    assert one_line(result).endswith("the memory does not suffice; do something else")
+    assert one_line(result).endswith("out of memory; do something else")
 
 
 @pytest.mark.parametrize(

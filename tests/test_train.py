@@ -359,7 +359,7 @@ def test_memory_that_does_not_suffice(tmp_path, refusal, monkeypatch):
 
     monkeypatch.setattr("minivit.engines.make", fail)
     line = refusal(train.main, [*SHORT, "--output", tmp_path / "x"])
-    assert "the memory does not suffice; a batch is 8 images of 28x28: try" in line
+    assert "out of memory; a batch is 8 images of 28x28: try" in line
     assert "--batch-size 4, --accumulate 2, --shard fsdp or a smaller --image-size" in line
     assert not (tmp_path / "x").exists()
 
