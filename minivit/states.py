@@ -44,7 +44,7 @@ def write_options(folder, options, devices, data):
 
 
 def read_options(folder, given, names):  # -> {option: value}, devices, identity of the data
-    """The options of the run in a folder; those given again must be the same, or MAY_CHANGE."""
+    """The options of the run in a folder; of those given again only MAY_CHANGE may differ."""
     path = Path(folder) / "run.json"
     try:
         record = json.loads(path.read_text())
@@ -60,9 +60,9 @@ def read_options(folder, given, names):  # -> {option: value}, devices, identity
         )
     for name, value in ((n, v) for n, v in given.items() if n in names):
         value = list(value) if isinstance(value, tuple) else value
-        both_folders = str(value).startswith("folder:") and str(record[name]).startswith("folder:")
-        may_change = name in MAY_CHANGE or (name == "dataset" and both_folders)
-        if not may_change and value != record[name]:
+        pair = str(value), str(record[name])
+        moved = name == "dataset" and all(text.startswith("folder:") for text in pair)
+        if value != record[name] and name not in MAY_CHANGE and not moved:
             option = "--" + name.replace("_", "-")
             raise ValueError(
                 f"{option} is {value}, but the run in {folder} was started with "
@@ -95,7 +95,7 @@ def lock(folder):
             seize(file)
         except (BlockingIOError, PermissionError):
             raise BlockingIOError(
-                f"a run is going on in {folder}; wait for it, or choose another --output"
+                f"a run is going on in {folder}; wait for it, or choose another folder"
             ) from None
         yield
 

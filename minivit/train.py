@@ -276,8 +276,8 @@ def take_up(args, argv):
     given = options.given(argv)
     if "dataset" in given:
         given["dataset"] = options.resolved(given["dataset"])
-    stored, *then = states.read_options(args.resume, given, options.stored_names())
-    args.devices, args.data = then
+    names = options.stored_names()
+    stored, args.devices, args.data = states.read_options(args.resume, given, names)
     try:
         options.resume(args, stored)
     except ValueError as error:
