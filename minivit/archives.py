@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-import time
 import zipfile
 from pathlib import Path
 
@@ -20,6 +19,11 @@ import numpy as np
 
 from . import foreign
 from .command import literal
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 # Where a file departs from what its dialect expects, one more entry says so.
 SETTINGS = foreign.OWN + "settings"
@@ -63,6 +67,7 @@ def replacing(path):  # -> a binary file
     """Write a file so that at any moment the old one or the new one is there, whole.
 
     What is written goes to a temporary file beside it, is flushed to the disk, and is then renamed.
+    Temporary files that killed saves have left in the folder are removed first.
     """
     target = Path(path).expanduser().resolve()  # through a link, not in its place
     if not target.parent.is_dir():
@@ -70,15 +75,19 @@ def replacing(path):  # -> a binary file
     if target.exists() and not target.is_file():
         raise FileExistsError(f"{path} is no file that could be replaced")
     sweep(target.parent)
-    temporary = target.with_name(f".saving-{secrets.token_hex(4)}.tmp")
+    file = new_temporary(target.parent)
+    temporary = Path(file.name)
     try:
-        with open(temporary, "xb") as file:
+        with file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if target.exists():
-            shutil.copymode(target, temporary)
-        os.replace(temporary, target)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            if fcntl:  # while the lock is held, so that nobody takes it for a killed save's
+                os.replace(temporary, target)
+        if not fcntl:  # Windows renames closed files alone
+            os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -87,12 +96,29 @@ def replacing(path):  # -> a binary file
         raise
 
 
-def sweep(folder, age=3600):
-    """Remove what killed saves have left: temporary files not written to for `age` seconds."""
+def new_temporary(folder):  # -> file
+    """A new file, locked for as long as its writer lives."""
+    while True:
+        file = open(folder / f".saving-{secrets.token_hex(4)}.tmp", "xb")  # noqa: SIM115
+        with contextlib.suppress(AttributeError, OSError):  # Windows and some drives have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.path.exists(file.name):
+            return file
+        file.close()  # a sweep came between opening and locking
+
+
+def sweep(folder):
+    """Remove what killed saves have left: temporary files whose lock can be had.
+
+    Where there are no such locks they stay.
+    """
     for path in folder.glob(".saving-????????.tmp"):
-        with contextlib.suppress(OSError):  # somebody else's, or just gone
-            if path.is_file() and time.time() - path.stat().st_mtime >= age:
-                path.unlink()
+        # Its writer lives, it is somebody else's, or it has just gone.
+        with contextlib.suppress(AttributeError, OSError):
+            if path.is_file() and not path.is_symlink():
+                with open(path, "r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
 
 
 def remedy(error):  # OSError -> text

@@ -5,7 +5,6 @@ import contextlib
 import math
 import os
 import re
-import signal
 import sys
 import tempfile
 import warnings
@@ -173,9 +172,7 @@ def silence(stream):
 
 
 def start():
-    """Before the first word: letters that the terminal has not, warnings, Ctrl-C while loading."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `train` has it while it loads
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Before the first word: letters that the terminal lacks are shown by their numbers."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # whatever stands in for a terminal
             stream.reconfigure(errors="backslashreplace")
@@ -225,6 +222,6 @@ def run(name, work, *, remedy="try smaller images or fewer of them", patient=Fal
             if not out_of_memory(error):
                 raise
             helps = remedy() if callable(remedy) else remedy
-            return say(f"minivit.{name}: error: the memory does not suffice; {helps}", 2)
+            return say(f"minivit.{name}: error: out of memory; {helps}", 2)
         except KeyboardInterrupt:
             return say(f"minivit.{name}: interrupted", 130)

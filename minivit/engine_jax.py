@@ -36,7 +36,7 @@ from .shapes import depth
 # scan copies each block's weights and computes each block twice. Written out, a step keeps what is
 # inside the blocks, which must not be more than weights, gradient and moments take anyway.
 SCAN_FROM, FEW_TOKENS, STATE = 6, 32, 4
-PIXELS, MOST = 64 * 224 * 224, 4096  # that an accelerator scores at once, and images
+PIXELS, MOST = 64 * 224 * 224, 4096  # what an accelerator scores at once: pixels, and images
 
 
 def batch_mesh(batch_size, parts=1, devices=None):
@@ -62,14 +62,8 @@ def batch_mesh(batch_size, parts=1, devices=None):
 
 def useful_devices(tokens, images):  # -> list, or None: all
     """The CPU devices that the images of a part keep busy, unless somebody chose their number."""
-    if (
-        images
-        and UNASKED["devices"]
-        and jax.default_backend() == "cpu"
-        and jax.process_count() == 1
-    ):
-        return jax.devices()[: busy(tokens, images)]
-    return None
+    ours = UNASKED["devices"] and jax.default_backend() == "cpu" and jax.process_count() == 1
+    return jax.devices()[: busy(tokens, images)] if ours and images else None
 
 
 def aligned(x):  # -> a copy
@@ -82,8 +76,8 @@ def aligned(x):  # -> a copy
     return copy
 
 
-def kept(block, tokens):  # parameters of a block, N -> numbers of an image
-    """What the backward pass needs of a block's inside, about: its activations and weights."""
+def kept(block, tokens):  # parameters of a block, N -> numbers per image
+    """About what the backward pass needs of a block's inside: activations, attention weights."""
     heads, width = block["MultiHeadDotProductAttention_1"]["out"]["kernel"].shape[::2]
     return tokens * (8 * width + 3 * block["MlpBlock_3"]["Dense_0"]["bias"].size + heads * tokens)
 
@@ -212,9 +206,8 @@ class JaxEngine:
     def state(self):
         """The optimiser's, from the first step on; evaluation needs none. All must ask."""
         zeros = tree_map(lambda x: np.zeros(x.shape, x.dtype), self.params)
-        return self.put(
-            self.start(self.host(self.params) if self.keep else zeros), self.state_specs
-        )
+        weights = self.host(self.params) if self.keep else zeros  # the average begins with them
+        return self.put(self.start(weights), self.state_specs)
 
     def build(self):
         """The programs: each is written for one device and runs on all."""

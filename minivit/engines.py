@@ -6,7 +6,7 @@ from .machine import check_memory
 from .processes import jax_devices
 from .shapes import depth
 
-TOKENS = 128  # of a thread or CPU device at least; with fewer, what they do in turn takes longer
+TOKENS = 128  # per thread or CPU device at least; with fewer, the serial part takes longer
 ONLY_JAX = {"dtype": "float32", "shard": "data", "precision": "default"}
 
 
@@ -17,40 +17,40 @@ def make(backend, params, *, batch_size=None, **options):
     `precision`, of JAX's products. OSError: JAX cannot be used; MemoryError: a batch cannot fit;
     ValueError: an option is nonsense, or beyond the NumPy twin.
     """
-    check(batch_size, options)
+    check(batch_size=batch_size, **options)
     given = {name: options.pop(name, usual) for name, usual in ONLY_JAX.items()}
     images = max(1, (batch_size or 1) // options.get("accumulate", 1))  # in memory at once
-    chunk = (options.get("model") or {}).get("chunk")
+    tokens, chunk = token_count(params), (options.get("model") or {}).get("chunk")
     if backend == "numpy":
         for name, value in given.items():
             if value != ONLY_JAX[name]:
                 raise ValueError(f"--{name} {value} needs --backend jax; NumPy cannot do it")
-        check_attention(params, token_count(params), images)
+        check_attention(params, tokens, images)
         from .engine_numpy import NumPyEngine
 
         return NumPyEngine(params, batch_size=batch_size, **options)
-    if jax_devices()[0].platform == "cpu":
-        check_attention(params, token_count(params), images, chunk)
+    platform = jax_devices()[0].platform
     import jax
 
     from .engine_jax import JaxEngine
+    from .in_jax.attention import by_default
 
+    if platform == "cpu":
+        check_attention(params, tokens, images, by_default(tokens) if chunk is None else chunk)
     if given.pop("precision") == "highest":
         jax.config.update("jax_default_matmul_precision", "highest")
     return JaxEngine(params, batch_size=batch_size, **given, **options)
 
 
-def check(batch_size, options):
+def check(**options):
     """Numbers that neither twin can do anything with."""
-    limits = {"batch_size": (batch_size, 1), "accumulate": (options.get("accumulate"), 1)}
-    limits |= {"seed": (options.get("seed"), 0)}
-    for name, (value, least) in limits.items():
-        if value is not None and value < least:
+    for name, least in {"batch_size": 1, "accumulate": 1, "seed": 0}.items():
+        if (value := options.get(name)) is not None and value < least:
             raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
-def busy(tokens, images):  # tokens of an image or 0, images -> threads or CPU devices
-    """How many cores so many images keep busy: each of them with at least `TOKENS`."""
+def busy(tokens, images):  # tokens per image or 0, images -> threads or CPU devices
+    """How many cores so many images keep busy, each with at least `TOKENS`."""
     return max(1, images * (tokens or TOKENS) // TOKENS)
 
 
@@ -75,8 +75,7 @@ def token_count(params):  # -> N, or 0 where no position table says it
 def check_attention(params, tokens, images=1, chunk=None):
     """Refuse a sequence too long for the memory, before anything of that size is made.
 
-    What is counted are a block's attention weights, [B, H, N, N] or of one chunk; a step needs
-    more, of course.
+    Only one block's attention weights are counted, [B, H, N, N] or those of one chunk.
     """
     if depth(params.get("Transformer", {})) and "encoderblock_0" in params["Transformer"]:
         attention = params["Transformer"]["encoderblock_0"]["MultiHeadDotProductAttention_1"]
@@ -84,8 +83,6 @@ def check_attention(params, tokens, images=1, chunk=None):
         check_memory(
             4 * images * heads * tokens * min(chunk or tokens, tokens),
             f"attention among {tokens:,} tokens of {images} image{'s' * (images > 1)}",
-            "choose a smaller --image-size" + (f", {TRAINING_LESS}" if images > 1 else ""),
+            "choose a smaller --image-size"
+            + (" or --batch-size, or a larger --accumulate" if images > 1 else ""),
         )
-
-
-TRAINING_LESS = "a smaller --batch-size, --accumulate or --chunk"

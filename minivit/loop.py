@@ -15,7 +15,7 @@ from . import checkpoint, command, datasets, evaluate, masking, optim, states
 from .architecture import token_grid, token_pixels
 from .batches import fit, portion, scores
 from .in_numpy import masked_vit
-from .machine import TAKEN
+from .machine import ANSWERED
 from .params import tree_map
 from .progress import progress
 
@@ -32,8 +32,9 @@ class Interrupt:
     """
 
     def __init__(self):
-        self.asked, TAKEN["interrupts"] = False, 1
+        self.asked = False
         self.before = {s: signal.signal(s, self.ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        ANSWERED.release()  # only now: a Ctrl-C before would be left to nobody
 
     def ask(self, *_):
         """The signal's handler."""
@@ -42,7 +43,7 @@ class Interrupt:
 
     def close(self):
         """Give the signals back."""
-        TAKEN["interrupts"] = 0
+        ANSWERED.acquire(blocking=False)
         for which, handler in self.before.items():
             signal.signal(which, handler)
 
@@ -220,7 +221,7 @@ class Run:
                 bar.update(len(part))
         return (total / len(images)).tolist()
 
-    def test(self, steps):  # -> result; None where the weights say nothing that is a number
+    def test(self, steps):  # -> result, or None where scores are not finite
         """Loss and accuracy on every test image, and the pictures."""
         logits, labels = None, self.dataset.test_labels
         if self.args.objective == "classes":

@@ -9,9 +9,6 @@ import sys
 import threading
 from pathlib import Path
 
-with contextlib.suppress(ImportError):  # Windows has no such thing
-    import resource
-
 CGROUPS = Path("/sys/fs/cgroup")
 # Limit, use, and what of the use is a cache that goes when memory is short: cgroups 2, then 1.
 MEMORY_FILES = (
@@ -46,7 +43,9 @@ def memory():  # -> bytes; infinity where the system does not say
         with contextlib.suppress(OSError, ValueError, KeyError):  # none, or "max": no limit
             limit, used = (int((CGROUPS / folder / name).read_text()) for name in (limit, used))
             free.append(limit - used + numbers(CGROUPS / folder / "memory.stat")[cache])
-    with contextlib.suppress(NameError, OSError, ValueError, AttributeError):
+    with contextlib.suppress(ImportError, OSError, AttributeError):  # not every system has these
+        import resource
+
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         if limit != resource.RLIM_INFINITY:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -71,16 +70,16 @@ def check_memory(needed, what, remedy="choose a smaller size or fewer"):
         )
 
 
-TAKEN = {"interrupts": 0}  # how many more Ctrl-C the program itself answers
+ANSWERED = threading.Semaphore(0)  # how many more Ctrl-C the program itself answers
 
 
 def end_at_interrupt(text):
-    """From now on Ctrl-C ends the process at once, wherever it is, with a last word and status 130.
+    """From now on Ctrl-C ends the process at once, with a last word and status 130.
 
-    For commands, before their libraries load. No exception is raised, which would be lost where it
-    met a callback, and Python's own end is left out: JAX's crashes where a program is still being
-    compiled. A thread sees to it, since the main one may be in a library for half a minute. The
-    first `TAKEN["interrupts"]` are left to the handler that the program has set.
+    For commands, before their libraries load. It raises no exception, which a callback would
+    swallow, and skips Python's shutdown, where JAX crashes while a program is being compiled. A
+    thread listens, since the main one may be inside a library for half a minute. As many Ctrl-C as
+    `ANSWERED` counts are left to the handler that the program has set.
     """
     reader, writer = os.pipe()
     with contextlib.suppress(AttributeError):  # Windows does without
@@ -89,23 +88,27 @@ def end_at_interrupt(text):
 
     def watch():
         while True:
-            for number in os.read(reader, 1):
-                if number == signal.SIGINT and TAKEN["interrupts"]:
-                    TAKEN["interrupts"] -= 1
-                elif number == signal.SIGINT:
-                    end_now(130, text)
+            (number,) = os.read(reader, 1)
+            if number == signal.SIGINT and not ANSWERED.acquire(blocking=False):
+                end_now(130, text)
 
     threading.Thread(target=watch, daemon=True).start()
     signal.signal(signal.SIGINT, lambda *_: None)  # the thread has heard it
 
 
 def end_now(status, text=""):
-    """End at once, without what Python does at its end; what was printed is not lost."""
-    with contextlib.suppress(OSError):  # not through a stream, which another thread may hold
+    """End at once, without Python's shutdown; what was printed is flushed."""
+    if text:
         line = "\n" if os.isatty(2) else ""  # below what the terminal shows of the keys
-        os.write(2, f"{line}{text}\n".encode() if text else b"")
+        with contextlib.suppress(OSError):  # not through a stream, which another thread may hold
+            os.write(2, f"{line}{text}\n".encode())
+
+    def flush():
+        with contextlib.suppress(OSError):  # the reader has gone
+            sys.stdout.flush()
+
     # A reader that does not read would make this wait for ever.
-    flushing = threading.Thread(target=sys.stdout.flush, daemon=True)
+    flushing = threading.Thread(target=flush, daemon=True)
     with contextlib.suppress(RuntimeError):  # no memory for a thread
         flushing.start()
         flushing.join(1)
@@ -113,9 +116,9 @@ def end_now(status, text=""):
 
 
 def leave(status):
-    """The end of a command; at once unless all is well.
+    """End a command: at once, unless all is well.
 
-    After an interruption the next Ctrl-C may be on its way. Where one of JAX's devices was out of
+    After an interruption the next Ctrl-C may be on its way. Where one of JAX's devices ran out of
     memory the others wait for it, and XLA aborts with a page of its own.
     """
     if status:

@@ -14,11 +14,12 @@ from .shapes import image_shape
 
 PLAIN = recipes.Recipe("")  # the default of everything
 NOT_OF_RESNETS = ("dropout", "representation")
+OF_ATTENTION = (*NOT_OF_RESNETS, "chunk", "positions", "old_grid")
 OF_THE_BACKEND = ("dtype", "precision", "shard", "distributed", "chunk")
-LARGEST = 1e30  # of any number; float32 holds a little more
+LARGEST = 1e30  # of any number: float32 ends at 3e38
 SHARE = number(0, 1, open_right=True)
+PART = number(0, 1, open_left=True)  # a share that may be all, but not none
 CORRUPT = 0.5  # of the patches
-PART = number(0, 1, open_left=True)  # of a whole that may be all of it
 ABOUT_CLASSES = ("loss", "head_bias", "representation", "label_smoothing", "mixup", "validation")
 # The recipe where none is asked for: from scratch, with --init, and with a masked --objective.
 USUAL = ("laptop", "laptop-finetune", "laptop-masked")
@@ -167,24 +168,21 @@ def check(args):
         raise ValueError(f"--steps {args.steps} and --epochs {args.epochs}: give one of them")
     resnet = isinstance(variant, variants.ResNet)
     masked = masked or (recipe.objective != "classes" and "objective" not in given)
+    given |= {"steps", "epochs"} if given & {"steps", "epochs"} else set()
     by_name = actions()
-    for name in IN_RECIPES:
-        if name in given or (name in ("steps", "epochs") and given & {"steps", "epochs"}):
-            continue
+    for name in (name for name in IN_RECIPES if name not in given):
         # What a masked objective or a ResNet has no use for is not taken from a recipe.
         useless = (masked and name in ABOUT_CLASSES) or (resnet and name in NOT_OF_RESNETS)
         setattr(args, name, checked(by_name[name], getattr(PLAIN if useless else recipe, name)))
     args.own_warmup = "warmup_steps" in given
     args.dataset = resolved(args.dataset)
-    if variant:
-        if args.image_size is None:
-            args.image_size = (28, 28) if variant.name.startswith("tiny") else (224, 224)
-        variants.check_size(variant, args.image_size)
-    check_together(args, resnet)
+    if variant and args.image_size is None:
+        args.image_size = (28, 28) if variant.name.startswith("tiny") else (224, 224)
+    check_together(args, variant)
 
 
-def actions():  # -> {name: what argparse knows of an option}
-    """All options that a run is resumed with, and those of this command line only."""
+def actions():  # -> {name: what argparse knows of it}
+    """All options but --help."""
     return {a.dest: a for a in parser()._actions if a.dest != "help"}
 
 
@@ -197,7 +195,7 @@ def checked(action, value):
         return value
     if value is None:
         return None
-    text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = "x".join(map(str, value)) if isinstance(value, list) else str(value)
     try:
         value = action.type(text) if action.type else text
     except argparse.ArgumentTypeError as error:
@@ -241,56 +239,40 @@ def resume(args, stored):
             raise ValueError(f"{by_name[name].option_strings[0]} is missing")
         setattr(args, name, value)
     args.own_warmup = True
-    variant = variants.parse(args.model) if args.model else None
+    check_together(args, variants.parse(args.model) if args.model else None)
+
+
+def check_together(args, variant):
+    """What contradicts each other, or would be passed over in silence."""
     if variant:
         variants.check_size(variant, args.image_size)
-    check_together(args, isinstance(variant, variants.ResNet))
-
-
-def check_together(args, resnet):
-    """What contradicts each other, or would be passed over in silence."""
-    check_needs(args, resnet)
+    check_needs(args, isinstance(variant, variants.ResNet))
     if args.batch_size % args.accumulate:
         batch = command.counted(args.batch_size, "image")
         raise ValueError(f"--accumulate {args.accumulate} does not divide {batch}")
 
 
-IDLE = (
-    None,
-    False,
-    0,
-    "softmax",
-    "float32",
-    "default",
-    "data",
-    "error",
-)  # values that ask for nothing
+# Values that ask for nothing.
+IDLE = (None, False, 0, "softmax", "float32", "default", "data", "error")
 
 
 def check_needs(args, resnet):
     """Refuse every option that would have no effect, and say what it needs."""
     masked = args.objective != "classes"
-    needs = {
-        "--init FILE": (
-            args.init,
-            ("positions", "heads", "pixels", "old_grid", "extra"),
-        ),
-        "a new model, not --init": (not args.init, ("head_bias", "representation")),
-        "--validation, a share such as 0.02": (args.validation, ("evaluate_every", "patience")),
-        "a masked --objective such as mean-color": (masked, ("mosaic_every", "corrupt")),
-        f"labels, which --objective {args.objective} does not use": (
-            not masked,
-            (*ABOUT_CLASSES, "freeze", "per_class"),
-        ),
-        "--dataset folder:PATH": (args.dataset.startswith("folder:"), ("strict",)),
-        "--backend jax; NumPy cannot do it": (args.backend == "jax", OF_THE_BACKEND),
-        "attention; a ResNet has no such thing": (
-            not resnet,
-            (*NOT_OF_RESNETS, "chunk", "positions", "old_grid"),
-        ),
-        "--batch-size 2 or more": (args.batch_size != 1, ("mixup",)),
-    }
-    for need, (met, names) in needs.items():
+    folder, jax = args.dataset.startswith("folder:"), args.backend == "jax"
+    labels = f"labels, which --objective {args.objective} does not use"
+    needs = [
+        (args.init, "--init FILE", ("positions", "heads", "pixels", "old_grid", "extra")),
+        (not args.init, "a new model, not --init", ("head_bias", "representation")),
+        (args.validation, "--validation, a share such as 0.02", ("evaluate_every", "patience")),
+        (masked, "a masked --objective such as mean-color", ("mosaic_every", "corrupt")),
+        (not masked, labels, (*ABOUT_CLASSES, "freeze", "per_class")),
+        (folder, "--dataset folder:PATH", ("strict",)),
+        (jax, "--backend jax; NumPy cannot do it", OF_THE_BACKEND),
+        (not resnet, "attention; a ResNet has no such thing", OF_ATTENTION),
+        (args.batch_size != 1, "--batch-size 2 or more", ("mixup",)),
+    ]
+    for met, need, names in needs:
         for name in names:
             if not met and (value := getattr(args, name)) not in IDLE:
                 option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")

@@ -18,7 +18,7 @@ from .machine import cores
 
 NUMBER, FLAG = "JAX_NUM_CPU_DEVICES", "--xla_force_host_platform_device_count"
 MOST = 4096  # CPU devices that somebody may want to pretend
-UNASKED = {"devices": False}  # whether their number is ours, chosen by nobody
+UNASKED = {"devices": False}  # whether we chose their number, and no user did
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 
 
@@ -135,7 +135,7 @@ def usable_jax():
         yield
     except Exception as error:  # a broken installation raises anything, an absent GPU an assertion
         reason = re.sub(r" \(set JAX_PLATFORMS.*", "", " ".join(str(error).split()))
-        reason, where = reason or f"{type(error).__name__}, no more", "JAX cannot be used"
+        reason, where = reason or type(error).__name__, "JAX cannot be used"
         if chosen := os.environ.get("JAX_PLATFORMS"):
             where += f" with JAX_PLATFORMS={chosen}"
         raise OSError(

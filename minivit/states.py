@@ -8,7 +8,6 @@ the number of the step decide. The newest two are kept: if one is damaged, the o
 import contextlib
 import hashlib
 import json
-import math
 import re
 import warnings
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from . import checkpoint
-from .archives import sweep
 from .params import flatten, unflatten
 
 try:
@@ -46,11 +44,10 @@ def write_options(folder, options, devices, data):
 
 
 def read_options(folder, given, names):  # -> {option: value}, devices, identity of the data
-    """The options of the run in a folder; those given again must be the same, or MAY_CHANGE."""
+    """The options of the run in a folder; of those given again only MAY_CHANGE may differ."""
     path = Path(folder) / "run.json"
     try:
-        record = json.loads(path.read_text())
-        record = grown(record)
+        record = grown(json.loads(path.read_text()))
         if missing := sorted({*names, "devices", "data"} - {*record}):
             raise ValueError(f"it lacks {', '.join(missing[:5])}; another version wrote it?")
         if not isinstance(record["data"], dict):
@@ -63,9 +60,9 @@ def read_options(folder, given, names):  # -> {option: value}, devices, identity
         )
     for name, value in ((n, v) for n, v in given.items() if n in names):
         value = list(value) if isinstance(value, tuple) else value
-        both_folders = str(value).startswith("folder:") and str(record[name]).startswith("folder:")
-        may_change = name in MAY_CHANGE or (name == "dataset" and both_folders)
-        if not may_change and value != record[name]:
+        pair = str(value), str(record[name])
+        moved = name == "dataset" and all(text.startswith("folder:") for text in pair)
+        if value != record[name] and name not in MAY_CHANGE and not moved:
             option = "--" + name.replace("_", "-")
             raise ValueError(
                 f"{option} is {value}, but the run in {folder} was started with "
@@ -114,9 +111,8 @@ def lock(folder):
             seize(file)
         except (BlockingIOError, PermissionError):
             raise BlockingIOError(
-                f"a run is going on in {folder}; wait for it, or choose another --output"
+                f"a run is going on in {folder}; wait for it, or choose another folder"
             ) from None
-        sweep(Path(folder), age=-math.inf)  # nobody else writes here
         yield
 
 

@@ -6,9 +6,10 @@ import io
 import json
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
 import threading
-import time
 import tracemalloc
 import zipfile
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save as safetensors_bytes
 
-from minivit import archives, checkpoint, params, states, variants
+from minivit import archives, checkpoint, params, variants
 from minivit.params import flatten, unflatten
 
 SMALL = variants.Variant("small", patch=4, width=12, mlp=20, heads=3, blocks=2)
@@ -63,26 +64,36 @@ def test_the_bytes_are_those_of_numpy(tmp_path):
     )
 
 
+HOLD = """
+import sys
+from minivit.archives import replacing
+with replacing(sys.argv[1]) as file:
+    file.write(b"half")
+    file.flush()
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_temporary_files_of_killed_saves(tmp_path):
-    """A save removes those that are an hour old, not a living writer's or what is another's."""
-    old = time.time() - 3700
-    for name in (*HARMLESS, ".saving-0123abcd.tmp"):
+    """The next save removes them, but not one whose writer lives, nor what is somebody else's."""
+    for name in HARMLESS:
         (tmp_path / name).write_bytes(b"")
-        os.utime(tmp_path / name, (old, old))
     (tmp_path / ".saving-afolder1.tmp").mkdir()
-    (tmp_path / ".saving-alink_12.tmp").symlink_to("nowhere")
+    (tmp_path / ".saving-alink_12.tmp").symlink_to(HARMLESS[0])
     before = {*os.listdir(tmp_path)}
-    with archives.replacing(tmp_path / "other.npz") as file:
-        file.write(b"half")
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "other.npz")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes) as writer:
+        writer.stdout.readline()
+        (temporary,) = {*os.listdir(tmp_path)} - before
         checkpoint.save(tmp_path / "x.npz", model())
-    assert {*os.listdir(tmp_path)} == before - {".saving-0123abcd.tmp"} | {"x.npz", "other.npz"}
-
-
-def test_a_resumed_run_removes_what_the_killed_one_left(tmp_path):
-    """At once: nobody else writes into a folder that is locked."""
-    (tmp_path / ".saving-0123abcd.tmp").write_bytes(b"half")
-    with states.lock(tmp_path):
-        assert os.listdir(tmp_path) == [states.LOCK]
+        assert (tmp_path / temporary).read_bytes() == b"half"
+        writer.kill()
+        writer.communicate()
+    assert (tmp_path / temporary).exists()
+    checkpoint.save(tmp_path / "x.npz", model())
+    assert {*os.listdir(tmp_path)} == before | {"x.npz"}
 
 
 def test_writers_side_by_side(tmp_path):

@@ -126,6 +126,19 @@ def test_a_sequence_too_long_for_the_memory(backend, monkeypatch):
     engines.make(backend, tree)  # of one image
 
 
+@pytest.mark.parametrize("chunk", [None, 64])
+def test_a_long_sequence_goes_by_chunks(chunk, monkeypatch):
+    """Which JAX does by itself above 1024 tokens: what fits so is not refused."""
+    variant = variants.Variant("small", patch=2, width=16, mlp=32, heads=2, blocks=2)
+    tree = params.initialise(variant, 0, image_size=72, channels=1, classes=10)
+    needed = 4 * 2 * 1297 * (chunk or 256)
+    monkeypatch.setattr("minivit.machine.memory", lambda: needed)
+    engines.make("jax", tree, model={"chunk": chunk})
+    for backend, model in (("numpy", {}), ("jax", {"chunk": 0})):
+        with pytest.raises(MemoryError, match="attention among 1,297 tokens of 1 image would"):
+            engines.make(backend, tree, model=model)
+
+
 def test_few_images_keep_few_cores_busy(monkeypatch):
     """A share of at least 128 tokens for each thread: 8 images of 17 tokens, one of 197."""
     monkeypatch.setattr("minivit.engine_numpy.cores", lambda: 64)
@@ -177,7 +190,7 @@ def test_out_of_memory_in_a_step(backend, extra):
     """
     code = SHORT.replace("BACKEND", backend).replace("EXTRA", str(extra))
     result = run(code, JAX_PLATFORMS="cpu")
-    assert one_line(result).endswith("the memory does not suffice; do something else")
+    assert one_line(result).endswith("out of memory; do something else")
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_errors_of_the_system_name_the_file(capsys):
 def test_memory_is_told_with_a_remedy(error, capsys):
     """Python's, NumPy's and JAX's ways of saying it."""
     assert command.run("x", lambda: fail(error), remedy="try --accumulate 2") == 2
-    assert "memory does not suffice; try --accumulate 2" in capsys.readouterr().err
+    assert "out of memory; try --accumulate 2" in capsys.readouterr().err
 
 
 def test_a_patient_command_goes_on_without_a_reader(tmp_path):

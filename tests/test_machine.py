@@ -122,6 +122,21 @@ def test_two_interruptions(what, wait, delay, tmp_path):
     assert not any(word in said for word in ("Traceback", "Exception ignored", "Error")), said
 
 
+def test_an_interruption_when_the_reader_has_gone():
+    """What could not be printed any more is no error."""
+    code = WATCHED + READY + "import time; input(); print('lost'); time.sleep(0.1)\n"
+    code += "import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(20)"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    variables = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen([sys.executable, "-c", code], env=variables, **pipes) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        assert process.stderr.read() == b"interrupted\n"
+    assert process.returncode == 130
+
+
 def test_every_command_answers_an_interruption_so():
     """Before its libraries load and at its end; what is imported leaves signals alone."""
     package = Path(machine.__file__).parent

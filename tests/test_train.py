@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from minivit import checkpoint, datasets, options, recipes, states, train
+from minivit import checkpoint, datasets, options, recipes, states, train, variants
 from minivit.in_numpy import vit
 from minivit.params import flatten, is_head
+from minivit.processes import ALONE
 
 SHORT = ["--tiny", "--steps", "4", "--batch-size", "8", "--log-every", "2"]
 
@@ -358,9 +359,31 @@ def test_memory_that_does_not_suffice(tmp_path, refusal, monkeypatch):
 
     monkeypatch.setattr("minivit.engines.make", fail)
     line = refusal(train.main, [*SHORT, "--output", tmp_path / "x"])
-    assert "the memory does not suffice; a batch is 8 images of 28x28: try" in line
+    assert "out of memory; a batch is 8 images of 28x28: try" in line
     assert "--batch-size 4, --accumulate 2, --shard fsdp or a smaller --image-size" in line
     assert not (tmp_path / "x").exists()
+
+
+def test_what_a_step_keeps_is_counted(monkeypatch):
+    """The images and every block's input; of a head that is trained alone one block's."""
+    given = options.parser().parse_args(["--tiny", "--batch-size", "64", "--freeze"])
+    options.check(given)
+    given.processes, tiny = ALONE, variants.parse("tiny")
+
+    def refused(**changed):
+        vars(given).update(changed)
+        try:
+            train.check_fit(given, None)
+        except MemoryError as error:
+            return str(error)
+
+    one = 64 * 17 * tiny.width * 4
+    monkeypatch.setattr("minivit.machine.memory", lambda: 64 * 28 * 28 * 5 + one)
+    assert not refused()
+    assert "try --batch-size 32, --accumulate 2, --shard fsdp or a smaller" in refused(freeze=False)
+    assert "a larger machine" in refused(resume="runs/tiny", backend="numpy")
+    monkeypatch.setattr("minivit.machine.memory", lambda: 64 * 28 * 28 * 5 + tiny.blocks * one)
+    assert not refused(backend="jax")
 
 
 @pytest.mark.parametrize("name", ["checkpoint.npz", "metrics.csv"])

@@ -136,10 +136,15 @@ def fusible(q):  # [B, H, N, K] -> whether cuDNN has a kernel for it here
     return device.platform == "gpu" and bool(numbers) and int(numbers[0]) >= 8
 
 
+def by_default(tokens):  # -> queries at a time, or 0: all
+    """Chunks where there are many tokens."""
+    return CHUNK if tokens > MANY_TOKENS else 0
+
+
 def by_size(q, k, v, chunk):  # 3 x [B, H, N, K] -> [B, H, N, K]
     """By chunks where that was asked for, or else where there are many tokens."""
     if chunk is None:
-        chunk = CHUNK if q.shape[-2] > MANY_TOKENS else 0
+        chunk = by_default(q.shape[-2])
     # A chunk that holds all queries would only be filled up with zeros.
     few = 0 < chunk < q.shape[-2]
     return chunked_dot_product(q, k, v, chunk) if few else scaled_dot_product(q, k, v)[0]
