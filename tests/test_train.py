@@ -146,7 +146,7 @@ WRONG = [
     ("--tiny --recipe jft", "recipe jft is for B/*"),
     ("--tiny --steps 3 --epochs 1", "give one of them"),
     ("--tiny --accumulate 3", "--accumulate 3 does not divide 64 images"),
-    ("--tiny --per-class 9999", "class T-shirt has 6,000 training images, 9999 a class"),
+    ("--tiny --per-class 9999", "class T-shirt has 6,000 training images, 9999 per class"),
     ("--tiny --per-class 2", "--batch-size 64 exceeds 20 training images"),
     ("--tiny --objective pixels --corrupt 0.03", "corrupts none of 16 patches"),
     ("--model tiny-hybrid --objective pixels", "convolutions see their neighbours"),
