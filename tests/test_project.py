@@ -139,6 +139,15 @@ def recorded(name):
         return list(csv.DictReader(file))
 
 
+def test_numbers_of_the_first_command():
+    """The accuracy that README promises, and how much longer NumPy takes."""
+    jax, numpy = recorded("tiny.csv")
+    assert f"**{float(jax['accuracy']):.1f} %**" in README
+    ratio = float(numpy["seconds"]) / float(jax["seconds"])
+    said = f"gradients: {float(numpy['accuracy']):.1f} %, in {ratio:.1f} times the time"
+    assert said in " ".join(README.split())
+
+
 def test_numbers_of_other_image_sizes():
     """README's table is what was recorded, and nothing else."""
     found = []
