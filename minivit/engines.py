@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from .command import counted
 from .machine import check_memory
 from .processes import jax_devices
 from .shapes import depth
@@ -82,7 +83,7 @@ def check_attention(params, tokens, images=1, chunk=None):
         heads = attention["query"]["kernel"].shape[1]
         check_memory(
             4 * images * heads * tokens * min(chunk or tokens, tokens),
-            f"attention among {tokens:,} tokens of {images} image{'s' * (images > 1)}",
+            f"attention among {tokens:,} tokens of {counted(images, 'image')}",
             "choose a smaller --image-size"
             + (" or --batch-size, or a larger --accumulate" if images > 1 else ""),
         )
